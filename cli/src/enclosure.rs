@@ -15,6 +15,10 @@ use levada_spec::Bytes;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+/// Whoever waits longer has given up.
+const SLOW_MS_MAX: u64 = 3_600_000;
+const SLOW: &str = "Milliseconds, up to an hour: 3600000";
+
 #[derive(Subcommand)]
 pub enum EnclosureCommand {
     /// Serve one in the foreground, until told to stop
@@ -33,7 +37,12 @@ pub enum EnclosureCommand {
     /// Put it back, with what it held
     Insert { name: String, bay: u32 },
     /// Let every request to a drive take longer; 0 ends that
-    SlowDrive { name: String, bay: u32, ms: u64 },
+    SlowDrive {
+        name: String,
+        bay: u32,
+        #[arg(help = SLOW, value_parser = clap::value_parser!(u64).range(..=SLOW_MS_MAX))]
+        ms: u64,
+    },
     /// Set what a drive tells of its health; what is not said stays as it is
     Wear {
         name: String,
@@ -93,7 +102,10 @@ pub enum PathCommand {
     /// Connections stay, and nothing is answered
     Hung,
     /// Answers leave so much later
-    Slow { ms: u64 },
+    Slow {
+        #[arg(help = SLOW, value_parser = clap::value_parser!(u64).range(..=SLOW_MS_MAX))]
+        ms: u64,
+    },
     /// Say how good it is (ANA), whatever becomes of what comes over it: optimized, non-optimized, inaccessible, persistent-loss or change
     Ana { state: AnaState },
 }
@@ -128,13 +140,13 @@ pub struct ServeArgs {
     #[arg(long)]
     ram: bool,
     /// Of each drive that is made
-    #[arg(long, default_value = "1GiB")]
+    #[arg(long, default_value = "1GiB", allow_hyphen_values = true)]
     size: Bytes,
     /// How fast each drive is; unless told, as fast as what it lies on
     #[arg(long)]
     model: Option<Model>,
     /// Written so much, a drive is used up; unless told, writing wears nothing
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     endurance: Option<Bytes>,
     /// Drives that nobody can reserve, as many are: what a `power_fence` is for
     #[arg(long)]

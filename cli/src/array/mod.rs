@@ -102,20 +102,20 @@ pub struct CreateArgs {
     #[arg(long, value_name = "N")]
     groups: Option<usize>,
     /// Contiguous bytes on one drive, 4KiB to 1MiB [default: 64KiB; mirrors: 1MiB]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     chunk: Option<Bytes>,
     /// So many of the drives, from the end, start as hot spares
     #[arg(long, value_name = "N", default_value_t = 0)]
     spares: usize,
     /// Bytes of a block, 512 or 4096, of which a power cut leaves each old or new [default: 4096, or 512 where a drive
     /// does not write more at once]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     block: Option<Bytes>,
     /// Room on each drive for the journal of overwrites [default: 16 chunks, at least 64KiB, at most 16MiB]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     journal: Option<Bytes>,
     /// Make drives that do not exist, as files of this size
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     size: Option<Bytes>,
     /// Overwrite what the drives hold: file systems, partition tables, other arrays
     #[arg(long, visible_alias = "yes")]

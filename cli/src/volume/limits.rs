@@ -11,13 +11,13 @@ pub struct LimitArgs {
     #[arg(long, value_name = "N")]
     iops: Option<u64>,
     /// At most so many bytes a second, as in 100MB; 1MiB or more, as much as one request may need
-    #[arg(long, value_name = "SIZE", value_parser = size_or_zero)]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = size_or_zero)]
     bandwidth: Option<u64>,
     /// So many requests a second (of up to 64 KiB) go before those of others
     #[arg(long, value_name = "N")]
     guarantee_iops: Option<u64>,
     /// So many bytes a second go before those of others
-    #[arg(long, value_name = "SIZE", value_parser = size_or_zero)]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = size_or_zero)]
     guarantee_bandwidth: Option<u64>,
     /// What was not used of the limits for so long may be used at once [default: 10]
     #[arg(long, value_name = "MS")]

@@ -49,7 +49,7 @@ pub enum VolumeCommand {
         #[arg(help = NAME)]
         name: VolumeName,
         /// How large it is to a client, as in 20GiB
-        #[arg(long)]
+        #[arg(long, allow_hyphen_values = true)]
         size: Bytes,
         /// Also when it is larger than the whole store
         #[arg(long, conflicts_with = "on")]

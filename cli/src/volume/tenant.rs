@@ -29,7 +29,7 @@ pub enum TenantCommand {
         /// Its name; it need not have volumes yet
         tenant: Tenant,
         /// At most so many bytes stored, as in 2TiB, whatever its volumes' sizes are
-        #[arg(long, value_name = "SIZE", value_parser = limits::size_or_zero)]
+        #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = limits::size_or_zero)]
         capacity: Option<u64>,
         #[command(flatten)]
         limits: LimitArgs,

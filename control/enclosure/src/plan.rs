@@ -60,6 +60,8 @@ pub struct Plan {
     pub network_cores: usize,
 }
 
+const NAME_BYTES_MAX: usize = 63;
+
 /// Why an enclosure is not served.
 #[derive(Debug, thiserror::Error)]
 pub enum EnclosureError {
@@ -73,7 +75,9 @@ pub enum EnclosureError {
         "drives of {wanted_bytes} bytes altogether are more than {MEMORY_TIMES_MAX} times this machine's memory of {memory_bytes}"
     )]
     Memory { wanted_bytes: u64, memory_bytes: u64 },
-    #[error("{name:?} is no name of an enclosure: letters, digits, `-` and `_`")]
+    #[error(
+        "{name:?} is no name of an enclosure: 1 to {NAME_BYTES_MAX} letters, digits, `-` and `_`"
+    )]
     Name { name: String },
     #[error("an enclosure {name} is served already")]
     Served { name: String },
@@ -101,7 +105,7 @@ pub(crate) fn system(what: &'static str) -> impl FnOnce(std::io::Error) -> Enclo
 impl Plan {
     pub(crate) fn check(&self) -> Result<(), EnclosureError> {
         let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
-        if self.name.is_empty() || self.name.len() > 63 || !self.name.bytes().all(is_plain) {
+        if !(1..=NAME_BYTES_MAX).contains(&self.name.len()) || !self.name.bytes().all(is_plain) {
             return Err(EnclosureError::Name { name: self.name.clone() });
         }
         if !(1..=NAMESPACES_MAX).contains(&self.bays) {

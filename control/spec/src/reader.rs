@@ -9,7 +9,7 @@ use std::ops::Range;
 use toml_edit::{Item, TableLike, Value};
 
 use crate::error::nearest;
-use crate::{Bytes, Place, Problem, ProblemKind, pattern};
+use crate::{Bytes, Place, Problem, ProblemKind, SizeError, pattern};
 
 /// Which value of the file a place belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -324,6 +324,11 @@ impl Reader<'_> {
             },
             Item::Value(Value::Integer(number)) if *number.value() >= 0 => {
                 Some(Bytes(*number.value() as u64))
+            }
+            Item::Value(Value::Integer(number)) => {
+                let (text, reason) = (number.value().to_string(), SizeError::Negative);
+                self.problem(ProblemKind::BadSize { key, text, reason }, item.span());
+                None
             }
             other => {
                 self.wrong_type(key, other, "a size such as \"2GiB\"", other.span());

@@ -27,6 +27,9 @@ const UNITS: [(&str, u64); 10] = [
 /// Why a text is not a size.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SizeError {
+    /// A number with a minus.
+    #[error("it is less than nothing")]
+    Negative,
     /// No digits at the front.
     #[error("it does not start with a number")]
     NoNumber,
@@ -93,6 +96,9 @@ impl FromStr for Bytes {
 
     fn from_str(text: &str) -> Result<Self, SizeError> {
         let text = text.trim();
+        if text.starts_with('-') {
+            return Err(SizeError::Negative);
+        }
         let number_end =
             text.find(|c: char| !c.is_ascii_digit() && c != '.' && c != '_').unwrap_or(text.len());
         let (number, unit) = (text[..number_end].replace('_', ""), text[number_end..].trim());
@@ -156,7 +162,7 @@ mod tests {
     fn guesses_are_refused() {
         assert_eq!("".parse::<Bytes>(), Err(SizeError::NoNumber));
         assert_eq!("GiB".parse::<Bytes>(), Err(SizeError::NoNumber));
-        assert_eq!("-1GiB".parse::<Bytes>(), Err(SizeError::NoNumber));
+        assert_eq!("-1GiB".parse::<Bytes>(), Err(SizeError::Negative));
         assert_eq!("1.GiB".parse::<Bytes>(), Err(SizeError::NoNumber));
         assert_eq!("1.2.3GiB".parse::<Bytes>(), Err(SizeError::NoNumber));
         assert_eq!("2G".parse::<Bytes>(), Err(SizeError::UnknownUnit { unit: "G".into() }));

@@ -246,6 +246,13 @@ fn mistakes_in_single_keys() {
     breaks("[[array]]\nname = \"meta\"", worn, 1, "`used_percent` is 101", "allowed: 1 to 100");
     breaks("spares = 2", "spares = 1000", 0, "needs 1010 drives", "add drives");
     breaks("spares = 2", "spares = -1", 0, "`spares` is -1", "allowed: 0 to 1000");
+    breaks(
+        "slice = \"128MiB\"",
+        "slice = -5",
+        0,
+        "not a size: it is less than nothing",
+        "a number",
+    );
     breaks("slice = \"128MiB\"", "slice = \"0%\"", 0, "neither a size nor a share", "percent");
     breaks("slice = \"128MiB\"", "slice = false", 0, "`slice` is true or false", "rest");
     breaks(
