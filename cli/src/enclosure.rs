@@ -3,7 +3,7 @@
 use crate::network::NetworkArgs;
 use crate::out::say;
 use crate::status::bytes;
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
 
 use levada_enclosure::{
@@ -251,17 +251,21 @@ fn find(args: &FindArgs) -> Result<()> {
     let found = levada_enclosure::find(&args.address, args.host.as_ref(), args.keys.as_deref())?;
     if args.json {
         say!("{}", serde_json::to_string_pretty(&found)?);
-        return Ok(());
+    } else {
+        for subsystem in &found {
+            show_found(subsystem);
+        }
+        let enclosures: Vec<String> = found.iter().filter_map(Found::as_enclosure).collect();
+        if !enclosures.is_empty() {
+            say!("\nfor a cluster file:\n\n{}", enclosures.join("\n").trim_end());
+        }
     }
+    let closed = found.iter().filter(|subsystem| subsystem.problem.is_some()).count();
     if found.is_empty() {
-        say!("nothing there that this host may see; targets that admit only some take --host NQN");
+        bail!("nothing there that this host may see; targets that admit only some take --host NQN");
     }
-    for subsystem in &found {
-        show_found(subsystem);
-    }
-    let enclosures: Vec<String> = found.iter().filter_map(Found::as_enclosure).collect();
-    if !enclosures.is_empty() {
-        say!("\nfor a cluster file:\n\n{}", enclosures.join("\n").trim_end());
+    if closed > 0 {
+        bail!("{closed} of {} subsystems there could not be looked into", found.len());
     }
     Ok(())
 }

@@ -16,7 +16,8 @@ fn found(address: &str, host: Option<&str>) -> Option<Value> {
     let mut find = Command::new(LEVADA);
     find.args(["enclosure", "find", address, "--json"]).args(host);
     let found = run(&mut find, LIMIT);
-    found.status.success().then(|| serde_json::from_slice(&found.stdout).expect("JSON"))
+    // Where there is nothing it fails as well, and says so.
+    (!found.stdout.is_empty()).then(|| serde_json::from_slice(&found.stdout).expect("JSON"))
 }
 
 /// It goes on where it can listen, and begins at the other addresses when it can.

@@ -423,6 +423,20 @@ fn an_enclosure_lets_in_who_proves_itself_or_comes_within_tls() {
         array.refused(&["create", "far", "--level", "1", &drives[0], &drives[1]], &[why]);
     }
     array.ok(&["create", "far", "--level", "1", &mine[0], &mine[1]]);
+    // What is found with a file named from here is for a cluster file anywhere.
+    let find = |keys: &str| {
+        let (url, host) = (proof.enclosure_url(), "nqn.2014-08.org.example:lab");
+        let address = url.split(['/', ',']).nth(2).expect("an address");
+        let mut find = Command::new(LEVADA);
+        find.current_dir(dir).args(["enclosure", "find", address, "--host", host, "--keys", keys]);
+        find.output().expect("it runs")
+    };
+    let found = find("secret");
+    assert!(found.status.success(), "{}", said(&found));
+    assert!(said(&found).contains(&format!("&keys={secret}\"\ndrives")), "{}", said(&found));
+    let closed = find("other");
+    assert!(said(&closed).contains("could not be looked into"), "{}", said(&closed));
+    assert_eq!(closed.status.code(), Some(1), "{}", said(&closed));
     // Nobody could come.
     for (more, why) in [(&[][..], "--keys"), (&["--keys", &secret], "no host has a key of TLS")] {
         let useless = Command::new(LEVADA)
@@ -508,7 +522,9 @@ fn an_enclosure_says_how_it_is_and_what_it_refuses() {
     assert!(said(&find(&["127.0.0.1:1"])).contains("Connection refused"));
     assert!(said(&find(&["no host"])).contains("is neither HOST nor HOST:PORT"));
     let ours = ["--host", "nqn.2014-08.org.example:h", "--keys", "a&b", address];
-    assert!(said(&find(&ours)).contains("\"a&b\" cannot stand in the URL"));
+    assert!(said(&find(&ours)).contains("a&b\" cannot stand in the URL"));
+    let longest = drawer.order("path", &["2", "slow", "99999999999"]);
+    assert!(said(&longest).contains("is not in 0..=3600000"), "{}", said(&longest));
     assert!(shown.contains("0 % used, 100 % spare, 35 °C, 0 media errors"), "{shown}");
     drawer.ok("wear", &["1", "--used", "95", "--spare", "8", "--temperature", "81"]);
     drawer.ok("wear", &["1", "--media-errors", "3"]);

@@ -21,6 +21,8 @@ pub enum FindError {
     Address(#[from] UrlError),
     #[error("{keys:?} cannot stand in the URL of a subsystem: a name without `&`, in UTF-8, can")]
     KeysName { keys: PathBuf },
+    #[error("cannot tell where {} is: {source}", keys.display())]
+    KeysPlace { keys: PathBuf, source: io::Error },
     #[error(transparent)]
     Namespace(#[from] NamespaceError),
 }
@@ -57,12 +59,18 @@ pub fn find(
     host: Option<&Nqn>,
     keys: Option<&Path>,
 ) -> Result<Vec<Found>, FindError> {
-    // What is found is shown with it, to be copied.
-    if let Some(keys) = keys.filter(|keys| keys.to_str().is_none_or(|name| name.contains('&'))) {
+    // What is found is shown with it, to be copied into a file that stands elsewhere.
+    let from_the_root = |keys: &Path| {
+        let failed = |source| FindError::KeysPlace { keys: keys.to_owned(), source };
+        std::path::absolute(keys).map_err(failed)
+    };
+    let keys = keys.map(from_the_root).transpose()?;
+    if let Some(keys) =
+        keys.as_ref().filter(|keys| keys.to_str().is_none_or(|name| name.contains('&')))
+    {
         return Err(FindError::KeysName { keys: keys.to_owned() });
     }
-    let (host, keys) = (host.cloned(), keys.map(Path::to_owned));
-    let at = NvmeUrl { host, keys, ..NvmeUrl::discovery(address)? };
+    let at = NvmeUrl { host: host.cloned(), keys, ..NvmeUrl::discovery(address)? };
     let reactor = Reactor::new().map_err(FindError::Reactor)?;
     reactor.block_on(async {
         let host = Host::anonymous().map_err(|error| FindError::Host(io::Error::other(error)))?;
