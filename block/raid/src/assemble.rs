@@ -429,9 +429,10 @@ pub(crate) async fn open(
         return Err(RaidError::Fenced { ours: epoch, seen: newest.epoch });
     }
     take(&mut devices, epoch, &mut report).await?;
-    take_back(&newest, &mut devices, &mut report).await;
     name_absent(&newest, &devices, &mut report);
     check_standing(&newest, &devices, force, &report)?;
+    // Whoever is taken back counts for nothing until then.
+    take_back(&newest, &mut devices, &mut report).await;
 
     // Those that are missing are out, before anything is written that they would miss.
     let mut superblock = newest.clone();
@@ -627,9 +628,13 @@ fn check_standing(
             report: Box::new(report.clone()),
         });
     }
-    let live = entries().filter(|(entry, _)| entry.state.is_live()).count();
-    let found = entries().filter(|(entry, device)| entry.state.is_live() && device.is_some());
-    let found = found.count();
+    // One that was being taken back, and does not know of that, can have gone on with nobody, and nor does it say that nobody has.
+    let live = || {
+        let known = entries().enumerate().filter(|(index, _)| !report.returns(*index));
+        known.map(|(_, entry)| entry).filter(|(entry, _)| entry.state.is_live())
+    };
+    let found = live().filter(|(_, device)| device.is_some()).count();
+    let live = live().count();
     if found * 2 <= live && !force {
         return Err(RaidError::NoMajority { found, live, report: Box::new(report.clone()) });
     }

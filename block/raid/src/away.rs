@@ -146,12 +146,17 @@ impl Engine {
             let _in_flight = InFlight::begin(&member.in_flight);
             matches!(device.read(at, into).await, Err(BlockError::Gone)).then_some(member)
         });
-        let gone: Vec<_> = join_all(looks).await.into_iter().flatten().collect();
+        let mut gone: Vec<_> = join_all(looks).await.into_iter().flatten().collect();
         let roles = gone.iter().filter_map(|member| member.role.get());
         let out = roles.fold(self.roles_out(), |out, role| out | 1 << role);
-        if gone.is_empty() || !self.layout.survives(out) {
+        let indices: Vec<usize> = gone.iter().map(|member| member.index).collect();
+        let (were, went) = self.gone_at_once(&indices);
+        // The array would stop.
+        if gone.is_empty() || !self.layout.survives(out) || went * 2 > were {
             return;
         }
+        // Spares first: none of them is to take the role of another one that is gone.
+        gone.sort_by_key(|member| member.role.get().is_some());
         gone.iter().for_each(|member| self.put_out(member, Some(BlockError::Gone)));
         // An array that has stopped tells nothing.
         let _ = self.settle().await;

@@ -82,14 +82,20 @@ impl Engine {
         Ok(())
     }
 
+    /// Of how many members that were there when the standing was recorded last how many are out that others reach, with these.
+    pub fn gone_at_once(&self, gone: &[usize]) -> (usize, usize) {
+        let (recorded_by, members) = (self.recorded_by.borrow(), self.members.borrow());
+        let went = |index: &&usize| {
+            let member = &members[**index];
+            member.is_shared() && (!member.is_live() || gone.contains(index))
+        };
+        (recorded_by.len(), recorded_by.iter().filter(went).count())
+    }
+
     /// Stops the array where another machine may have opened it meanwhile, by the members that went at once: they know of nothing that
     /// happens from now on, and are more than half of those that were there. With half of them nobody opens it (`assemble`).
     fn refuse_minority(&self) -> Result<(), BlockError> {
-        let (were, went) = {
-            let (recorded_by, members) = (self.recorded_by.borrow(), self.members.borrow());
-            let went = |index: &&usize| !members[**index].is_live() && members[**index].is_shared();
-            (recorded_by.len(), recorded_by.iter().filter(went).count())
-        };
+        let (were, went) = self.gone_at_once(&[]);
         if went * 2 <= were || planted!("raid-minority-goes-on") {
             return Ok(());
         }

@@ -7,6 +7,7 @@ use levada_base::{Buf, Epoch};
 use levada_device::{Device, Durability};
 use levada_raid::{
     Admitted, Array, Finding, Level, Limits, MemberSpec, MemberState, MemberStatus, RaidArray,
+    RaidError,
 };
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -572,6 +573,71 @@ fn one_that_vanishes_while_nothing_is_asked_is_noticed() {
         life.open_without(&[0]).await;
         assert!(life.array.status().members[0].vanished);
     });
+}
+
+/// Two members and a spare of one enclosure vanish from an array of which nobody asks anything: the spare takes the role of neither, and both
+/// catch up when they are back.
+#[test]
+fn a_spare_that_has_vanished_as_well_takes_no_role() {
+    Reactor::simulated(15).block_on(async {
+        let life = Filled::with_spares(Level::Raid6, 8, 1).await;
+        let spare = 7;
+        assert_eq!(life.array.status().members[spare].state, MemberState::Spare);
+        life.array.wait_for_vanished(Duration::from_secs(60));
+        let roles: Vec<_> = life.array.status().members.iter().map(|it| it.role).collect();
+        for drive in [0, 1, spare] {
+            life.rig.drives[drive].pull();
+        }
+        life.array.look_at_members().await;
+        reactor::sleep(Duration::from_secs(1)).await;
+        let members = life.array.status().members;
+        let after: Vec<_> = members.iter().map(|it| it.role).collect();
+        assert_eq!(after, roles);
+        assert!([0, 1, spare].iter().all(|index| members[*index].vanished));
+        for drive in [0, 1, spare] {
+            life.rig.drives[drive].plug_in();
+            let back = life.array.replace(drive, life.rig.member(drive)).await.expect("back");
+            assert_eq!(back == Admitted::CatchesUp, drive != spare);
+        }
+        life.rebuild(0).await;
+        life.check_without_others(0).await;
+    });
+}
+
+/// The power fails when a spare that was away has been taken back, before it knows. Whoever has the other copy may have gone on alone, so one copy and
+/// the spare are no majority: the spare can have gone on with nobody.
+#[test]
+fn who_does_not_know_that_it_was_taken_back_counts_for_nothing() {
+    let mut unknowing = 0;
+    for seed in 0..150 {
+        Reactor::simulated(seed).block_on(async {
+            let mut life = Filled::with_spares(Level::Raid1 { copies: 2 }, 3, 1).await;
+            let spare = 2;
+            life.array.close().await.expect("closed");
+            for _ in 0..2 {
+                // So that it is older than all that are live are known to be.
+                life.open_without(&[spare]).await;
+                life.array.close().await.expect("closed");
+            }
+            let newest = |drive: usize| life.rig.drives[drive].newest_generation();
+            let before = [newest(0), newest(spare)];
+            let node = Group::new();
+            let rig = Rc::clone(&life.rig);
+            let opening = reactor::spawn_in(&node, async move { drop(rig.open().await) });
+            // When superblocks are written.
+            reactor::sleep(Duration::from_micros(100 + seed)).await;
+            node.kill();
+            life.die();
+            drop(opening);
+            if newest(spare) > before[1] {
+                return;
+            }
+            unknowing += u32::from(newest(0) > before[0]);
+            let opened = life.rig.open_without(&[1]).await;
+            assert!(matches!(opened, Err(RaidError::NoMajority { .. })), "{seed}");
+        });
+    }
+    assert!(unknowing > 0, "the power failed at no such moment");
 }
 
 /// It vanished, and then somebody says that he does not want it.
