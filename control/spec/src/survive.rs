@@ -203,8 +203,9 @@ impl ArraySpec {
         let of_group = |group| self.group_survives(cluster, group);
         let survival = groups.into_iter().map(of_group).reduce(Survival::both).unwrap_or(none);
         let enclosures = survival.enclosures.min(self.enclosures_left_behind(cluster));
-        let mut drives = self.drives.iter().filter_map(|name| cluster.drive(name));
-        Survival { enclosures, servers: drives.all(DriveSpec::is_remote), ..survival }
+        // Whoever takes over needs all arrays, and any spare may come into this one.
+        let servers = cluster.drives.iter().all(DriveSpec::is_remote);
+        Survival { enclosures, servers, ..survival }
     }
 
     /// How many enclosures may go at once, whichever, so that who is left with the others goes on: by more than half of the members another
