@@ -179,8 +179,8 @@ async fn served<S: ByteStream + 'static>(
         let head = Framing::terminate(false, *fatal, &reader.head);
         connection.push(&head);
     }
-    let is_lost = connection.queue.controller.subsystem().and_then(Subsystem::loss).is_some();
-    if connection.cut.has_happened() || is_lost {
+    let is_lost = || connection.queue.controller.subsystem().and_then(Subsystem::loss).is_some();
+    if connection.cut.has_happened() || is_lost() {
         channel.close().await;
     }
     connection.ended.happen();
@@ -195,8 +195,10 @@ async fn served<S: ByteStream + 'static>(
     };
     let is_late = reactor::timeout(END_LIMIT, answered).await.is_err();
     channel.close().await;
-    // What was asked of volumes that are lost never ends.
-    if is_late && !is_lost {
+    if is_late && is_lost() {
+        // What was asked of volumes that are lost never ends.
+        connection.outbox.close();
+    } else if is_late {
         // What was asked of volumes is carried out; its answers go nowhere. Who would send them learns that there are no more: of commands that were
         // aborted there is none by which it would notice.
         drop(connection.slots.acquire(slots).await);
