@@ -600,6 +600,15 @@ fn signals_are_events() {
             unsafe { libc::raise(number) };
             assert_eq!(signals.recv().await.unwrap(), signal);
         }
+        // A wait that was given up has not taken what came meanwhile.
+        let mut given_up = Box::pin(signals.recv());
+        assert!(futures_util::poll!(given_up.as_mut()).is_pending());
+        // SAFETY: as above.
+        unsafe { libc::raise(libc::SIGTERM) };
+        reactor::sleep(Duration::from_millis(1)).await;
+        drop(given_up);
+        let again = reactor::timeout(Duration::from_secs(5), signals.recv()).await;
+        assert_eq!(again.expect("it is still there").unwrap(), Signal::Terminate);
         let blocked = || {
             let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
             let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap();

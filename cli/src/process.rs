@@ -8,9 +8,9 @@ use levada_base::reactor::signal::{Signal, Signals};
 use levada_base::reactor::{Fd, Reactor};
 use levada_node::state::make_private;
 use rustix::process::{self, Pid, kill_process};
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
@@ -39,6 +39,23 @@ pub fn start(log: &Path, arguments: &[&std::ffi::OsStr], progress: impl FnMut(&s
     let program = std::env::current_exe().context("cannot find this program's own file")?;
     // Before there is a process that would be left alone.
     let signals = Signals::new().context("cannot receive signals")?;
+    let heard = begin(program, arguments, log_file, &signals, progress);
+    // From here on they end this program, and leave the other to what it is at.
+    signals.release();
+    match heard? {
+        (_, Heard::Ready) => Ok(()),
+        (child, Heard::Told | Heard::End) => fail(child, log, log_start),
+    }
+}
+
+/// Starts it, and hears how that went.
+fn begin(
+    program: PathBuf,
+    arguments: &[&std::ffi::OsStr],
+    log: File,
+    signals: &Signals,
+    progress: impl FnMut(&str),
+) -> Result<(Child, Heard)> {
     let reactor = Reactor::new().context("cannot use io_uring")?;
     let mut child = Command::new(program)
         .args(arguments)
@@ -46,25 +63,19 @@ pub fn start(log: &Path, arguments: &[&std::ffi::OsStr], progress: impl FnMut(&s
         .current_dir("/")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
-        .stderr(log_file)
+        .stderr(log)
         .process_group(0)
         .spawn()
         .context("cannot start a background process")?;
     let output = child.stdout.take().context("the background process has no output")?;
-    let heard = reactor.block_on(hear(output, &signals, progress));
-    drop(reactor);
-    if let Ok(Heard::Told) = heard {
+    let heard = reactor.block_on(hear(output, signals, progress))?;
+    if let Heard::Told = heard {
         let pid = child.id();
         eprintln!("levada: told to stop; ending process {pid}, which was starting");
         let told = kill_process(Pid::from_child(&child), process::Signal::TERM);
         told.with_context(|| format!("cannot end process {pid}"))?;
     }
-    // From here on they end this program, and leave the other to what it is at.
-    signals.release();
-    match heard? {
-        Heard::Ready => Ok(()),
-        Heard::Told | Heard::End => fail(child, log, log_start),
-    }
+    Ok((child, heard))
 }
 
 /// How the wait for a process that starts ended.

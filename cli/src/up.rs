@@ -12,7 +12,7 @@ use levada_node::assembly::Tuning;
 use levada_node::control::{self, ControlRequest};
 use levada_node::drives::MayOverwrite;
 use levada_node::fit;
-use levada_node::state::{Phase, StateDir, replace};
+use levada_node::state::{Phase, RunningNode, StateDir, replace};
 use levada_spec::{ClusterFile, ExportWay, Loaded};
 use std::ffi::OsStr;
 use std::os::unix::process::CommandExt;
@@ -176,7 +176,8 @@ fn answering(state: &StateDir) -> Result<Option<u32>> {
             Phase::Serving if start.elapsed() > LET_GO_LIMIT => return Ok(Some(node.pid)),
             Phase::Serving => "does not answer",
         };
-        if answer.is_ok() {
+        let is_ending = |now: RunningNode| now.pid != node.pid || now.phase == Phase::Ending;
+        if answer.is_ok() && !state.node()?.is_none_or(is_ending) {
             return Ok(Some(node.pid));
         }
         if !told && start.elapsed() > PATIENCE {
@@ -224,6 +225,10 @@ pub fn down(file: Option<&Path>, force: bool) -> Result<()> {
         Phase::Starting => {
             state.tell_to_stop(node.pid)?;
             wait_for_end(&state, node.pid)?;
+            // It may have come to serve in the meantime.
+            if state.phase_of(node.pid) == Phase::Ending {
+                return judge_end(&state, name);
+            }
             say!("{name} is not up: its node was starting (process {}), and has ended", node.pid);
             mount::say_what_stays(&state);
             return Ok(());

@@ -89,6 +89,28 @@ fn a_node_that_starts_is_told_of_and_ends_when_its_start_is_stopped() {
     assert!(cluster.ok(&["down"]).contains("is not up"));
 }
 
+/// As whoever supervises it does.
+#[test]
+fn a_node_that_serves_ends_in_order_when_it_is_told_to_by_a_signal() {
+    if !can_run() {
+        return;
+    }
+    let cluster = Cluster::new("orderly", TINY);
+    for which in ["-TERM", "-INT"] {
+        let up = cluster.ok(&["up", "--no-mounts"]);
+        assert!(up.contains("is up"), "{up}");
+        let status: serde_json::Value =
+            serde_json::from_str(&cluster.ok(&["status", "--json"])).expect("JSON");
+        signal(which, status["pid"].as_u64().expect("a process") as u32);
+        wait_until("it has ended", || {
+            said(&cluster.run(&["status"])).contains("no node is running here")
+        });
+        assert!(cluster.ok(&["down"]).contains("is not up"));
+        let log = fs::read_to_string(cluster.path("state/node.log")).expect("a log");
+        assert!(log.trim_end().ends_with("stopped"), "{log}");
+    }
+}
+
 #[test]
 fn another_users_node_is_not_called_absent() {
     if !can_run() {

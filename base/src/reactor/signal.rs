@@ -2,10 +2,9 @@
 #![allow(unsafe_code)] // signalfd(2) and the signal mask.
 
 use super::fd::Fd;
-use crate::BufMut;
 use std::io;
-use std::mem::{MaybeUninit, offset_of, size_of};
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::mem::{MaybeUninit, size_of};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 /// A signal that a daemon obeys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,17 +64,29 @@ impl Signals {
         }
     }
 
-    /// The next signal.
+    /// The next signal. Dropping the future loses none: it is taken only when it is returned.
     ///
     /// # Errors
     ///
     /// What `read(2)` says.
     pub async fn recv(&self) -> io::Result<Signal> {
         loop {
-            let info = BufMut::zeroed(size_of::<libc::signalfd_siginfo>());
-            let (info, _) = self.fd.read(info).await?;
-            let number = offset_of!(libc::signalfd_siginfo, ssi_signo);
-            let number = u32::from_ne_bytes(info[number..number + 4].try_into().expect("4 bytes"));
+            self.fd.readable().await?;
+            let mut info = MaybeUninit::<libc::signalfd_siginfo>::uninit();
+            let len = size_of::<libc::signalfd_siginfo>();
+            // SAFETY: writes at most `len` bytes into a live value of that size; the descriptor does not block.
+            let read =
+                unsafe { libc::read(self.fd.as_fd().as_raw_fd(), info.as_mut_ptr().cast(), len) };
+            if read != len as isize {
+                let error = io::Error::last_os_error();
+                match error.kind() {
+                    // Another task has taken it.
+                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => continue,
+                    _ => return Err(error),
+                }
+            }
+            // SAFETY: the kernel has filled it.
+            let number = unsafe { info.assume_init() }.ssi_signo;
             match number as i32 {
                 libc::SIGINT => return Ok(Signal::Interrupt),
                 libc::SIGTERM => return Ok(Signal::Terminate),

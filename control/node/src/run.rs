@@ -152,12 +152,12 @@ async fn serve(
         anyhow::Ok((listener, address, cluster))
     };
     // It may wait for drives that are away, and take them from another server afterwards.
-    let told = std::pin::pin!(told_by_signal(signals));
-    let (listener, address, cluster) = match select(std::pin::pin!(starting), told).await {
+    let mut told = std::pin::pin!(told_by_signal(signals));
+    let (listener, address, cluster) = match select(std::pin::pin!(starting), told.as_mut()).await {
         Either::Left((started, _)) => started?,
         Either::Right((told, _)) => {
             told?;
-            bail!("told to stop while it was starting; the next start begins anew");
+            bail!("told to stop while it was starting");
         }
     };
     cluster.beyond_repair.told(beyond_repair);
@@ -228,11 +228,13 @@ async fn serve(
     open_desk(&state.control_socket(), Rc::clone(&front), &services)?;
     let keeper = keep_desk(state.control_socket(), Rc::clone(&front), services.clone());
     reactor::spawn_in(&services, keeper);
-    state.set_phase(Phase::Serving)?;
+    if let Err(error) = state.set_phase(Phase::Serving) {
+        tracing::warn!(%error, "that the node serves cannot be noted");
+    }
     ready();
 
     // Also while copies are compared, which takes its time.
-    let told = std::pin::pin!(told_to_stop(signals, &front));
+    let told = std::pin::pin!(told_to_stop(told, &front));
     let worth_a_start = std::pin::pin!(damage::worth_a_start(&cluster));
     let ended = match select(told, worth_a_start).await {
         Either::Left((told, _)) => {
@@ -303,8 +305,10 @@ fn is_taken(cluster: &Cluster) -> bool {
 }
 
 /// Returns when the node is told to stop.
-async fn told_to_stop(signals: &Signals, front: &FrontDesk) -> Result<()> {
-    let told = std::pin::pin!(told_by_signal(signals));
+async fn told_to_stop(
+    told: impl Future<Output = Result<()>> + Unpin,
+    front: &FrontDesk,
+) -> Result<()> {
     let stopped = std::pin::pin!(front.stop.until(|| front.stopping.get().then_some(())));
     match select(told, stopped).await {
         Either::Left((told, _)) => told,

@@ -310,6 +310,8 @@ impl StateDir {
             }
             Err(TryLockError::Error(source)) => return Err(self.unusable(source)),
         }
+        // What a process of that number was at is not what this one is at.
+        let _ = std::fs::remove_file(self.0.join("phase"));
         file.set_len(0)
             .and_then(|()| writeln!(file, "{}", std::process::id()))
             .map_err(|source| self.unusable(source))?;
@@ -355,8 +357,9 @@ impl StateDir {
         Ok(pid.map(|pid| RunningNode { pid, phase: self.phase_of(pid) }))
     }
 
-    /// What that process has noted of itself.
-    fn phase_of(&self, pid: u32) -> Phase {
+    /// What that process has noted of itself, which stays when it has ended.
+    #[must_use]
+    pub fn phase_of(&self, pid: u32) -> Phase {
         let noted = std::fs::read_to_string(self.0.join("phase")).unwrap_or_default();
         let is_at = |phase: &Phase| noted.trim() == format!("{pid} {}", phase.word());
         [Phase::Starting, Phase::Ending].into_iter().find(is_at).unwrap_or(Phase::Serving)
