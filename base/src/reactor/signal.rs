@@ -22,6 +22,7 @@ pub struct Signals {
     fd: Fd,
 }
 
+/// The signals by which a process is told to end, or to look anew.
 fn fill(set: &mut MaybeUninit<libc::sigset_t>) {
     // SAFETY: `sigemptyset` initialises the set, which the other call then uses.
     unsafe {
