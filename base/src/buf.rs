@@ -441,6 +441,7 @@ impl Buf {
     ///
     /// When the range is not inside this view.
     #[must_use]
+    #[inline]
     pub fn slice(&self, start: usize, len: usize) -> Self {
         assert!(start + len <= self.len, "{start}+{len} of {}", self.len);
         Self { region: Rc::clone(&self.region), start: self.start + start, len }
@@ -508,6 +509,7 @@ impl Buf {
 
     /// This buffer as a list of one.
     #[must_use]
+    #[inline]
     pub fn into_vec(self) -> IoVec {
         smallvec::smallvec![self]
     }

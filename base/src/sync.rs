@@ -227,6 +227,7 @@ impl Semaphore {
 
     /// Takes `count` permits at once, if free and nobody waits.
     #[must_use]
+    #[inline]
     pub fn try_acquire(self: &Rc<Self>, count: u64) -> Option<Permit> {
         if self.queued.get() > 0 || self.free.get() < count {
             return None;
@@ -264,12 +265,16 @@ impl Semaphore {
     }
 
     /// Adds `count` permits.
+    #[inline]
     pub fn grow(&self, count: u64) {
         self.free.set(self.free.get() + count);
         self.wake_front();
     }
 
     fn wake_front(&self) {
+        if self.queued.get() == 0 {
+            return;
+        }
         let front = self.list.waiting.borrow().front().map(|(_, waker)| waker.clone());
         if let Some(waker) = front {
             waker.wake();
@@ -292,6 +297,20 @@ impl Drop for Turn<'_> {
 }
 
 impl Permit {
+    /// Takes those of `other` as well, unless they are of another semaphore.
+    ///
+    /// # Errors
+    ///
+    /// `other`.
+    #[inline]
+    pub fn absorb(&mut self, mut other: Self) -> Result<(), Self> {
+        if !Rc::ptr_eq(&self.of, &other.of) {
+            return Err(other);
+        }
+        self.count += std::mem::take(&mut other.count);
+        Ok(())
+    }
+
     /// There are fewer of them from now on.
     pub fn forget(mut self) {
         self.count = 0;
@@ -299,9 +318,11 @@ impl Permit {
 }
 
 impl Drop for Permit {
+    #[inline]
     fn drop(&mut self) {
-        self.of.free.set(self.of.free.get() + self.count);
-        self.of.wake_front();
+        if self.count > 0 {
+            self.of.grow(self.count);
+        }
     }
 }
 

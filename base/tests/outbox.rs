@@ -1,7 +1,7 @@
 //! Messages on their way: in their order, gathered, and held until they have left.
 
 use levada_base::reactor::{self, Reactor};
-use levada_base::stream::{ByteStream, Outbox, Outgoing};
+use levada_base::stream::{ByteStream, MemoryStream, Outbox, Outgoing};
 use levada_base::sync::Semaphore;
 use levada_base::{Buf, BufMut, IoVec};
 use std::cell::{Cell, RefCell};
@@ -83,11 +83,12 @@ fn a_batch_is_bounded_and_one_large_message_goes_alone() {
         push(200 << 10);
         push(200 << 10);
         push(200 << 10);
-        // More pieces than the system takes at once, each of few bytes.
-        let pieces: IoVec = (0..3000).map(|_| Buf::copy_of(&[1])).collect();
+        // More pieces than the system takes at once, and together more than is copied.
+        let pieces: IoVec = (0..3000).map(|_| Buf::copy_of(&[1; 4])).collect();
         outbox.push(Outgoing { data: pieces, ..Outgoing::default() });
-        for _ in 0..600 {
-            push(1);
+        for _ in 0..20 {
+            let data = (0..100).map(|_| Buf::copy_of(&[1; 100])).collect();
+            outbox.push(Outgoing { head: &[0; 24], data, tail: &[0; 24], ..Outgoing::default() });
         }
         outbox.close();
         outbox.run(&slow).await.expect("sent");
@@ -97,10 +98,10 @@ fn a_batch_is_bounded_and_one_large_message_goes_alone() {
             with_heads(1 << 20, 1),
             with_heads(400 << 10, 2),
             with_heads(200 << 10, 1),
-            3000,
+            12_000,
         ];
         assert_eq!(sizes(&slow)[..5], firsts);
-        assert_eq!(sizes(&slow)[5..].iter().sum::<usize>(), with_heads(600, 600));
+        assert_eq!(sizes(&slow)[5..].iter().sum::<usize>(), with_heads(20 * 10_000, 20));
         let parts = slow.sent.borrow()[5..].iter().map(|parts| parts.len()).max();
         assert!(parts.is_some_and(|parts| parts <= 512), "{parts:?} buffers at once");
     });
@@ -134,5 +135,47 @@ fn what_a_message_holds_is_free_once_it_has_left_or_the_other_side_is_gone() {
         push();
         assert_eq!(room.available(), 3, "nobody waits for it");
         assert!(sender.await.expect("it ended").is_err());
+    });
+}
+
+/// Small and large, in pieces and without data, more than is sent at once and more than is copied in one piece.
+#[test]
+fn all_arrives_in_its_order_and_then_nothing_is_held() {
+    Reactor::simulated(21).block_on(async {
+        let random = |below: usize| reactor::random_u64() as usize % below;
+        let bytes = |len: usize| -> Vec<u8> { (0..len).map(|_| random(256) as u8).collect() };
+        let (ours, theirs) = MemoryStream::pair();
+        let outbox = Rc::new(Outbox::default());
+        let [slots, room] = [100_000, 1 << 40].map(Semaphore::new);
+        let sender = reactor::spawn({
+            let outbox = Rc::clone(&outbox);
+            async move {
+                outbox.run(&ours).await.expect("sent");
+                ByteStream::close(&ours).await;
+            }
+        });
+        let mut expected = Vec::new();
+        for round in 0..2_000 {
+            let (head, tail) = (bytes(1 + random(100)), bytes(random(30)));
+            let longest = [1, 4096, 8 << 10, 40 << 10][random(4)];
+            let parts: Vec<_> = (0..random(4)).map(|_| bytes(1 + random(longest))).collect();
+            expected.extend(head.iter().chain(parts.iter().flatten()).chain(&tail));
+            let data = parts.iter().map(|part| BufMut::copy_of(part).freeze()).collect();
+            let held = [slots.try_acquire(1), room.try_acquire(random(5000) as u64)];
+            outbox.push(Outgoing { head: &head, data, tail: &tail, held });
+            if round % 100 == 0 {
+                reactor::yield_now().await;
+            }
+        }
+        outbox.close();
+        let mut arrived = Vec::new();
+        while let (read, more @ 1..) =
+            theirs.read(BufMut::for_overwrite(256 << 10)).await.expect("open")
+        {
+            arrived.extend_from_slice(&read[..more]);
+        }
+        assert!(arrived == expected, "{} of {} bytes", arrived.len(), expected.len());
+        let _ = sender.await;
+        assert_eq!((slots.available(), room.available()), (100_000, 1 << 40));
     });
 }

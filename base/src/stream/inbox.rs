@@ -63,6 +63,12 @@ impl<S: ByteStream> Inbox<S> {
         self.start += bytes;
     }
 
+    /// The `bytes` that were taken last, as long as nothing has been received or taken otherwise since.
+    #[must_use]
+    pub fn taken(&self, bytes: usize) -> Option<&[u8]> {
+        self.buffer.as_ref()?.get(self.start.checked_sub(bytes)?..self.start)
+    }
+
     /// Receives until `bytes`, a few, are there. False: the other side is gone, and there were none.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 use super::ByteStream;
 use crate::buf::bytes_in;
 use crate::sync::{Notify, Permit};
-use crate::{Buf, IoVec};
+use crate::{BufMut, IoVec};
 use smallvec::SmallVec;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -14,6 +14,12 @@ const BUFFERS_AT_ONCE: usize = 512;
 /// Bytes that are sent at once, unless a message alone has more. Each call may have to wake the other side, which takes some 10 us over
 /// loopback: with half of this, large reads are a third slower, and small ones a sixth (note 0022). More keeps the thread longer.
 const BYTES_AT_ONCE: usize = 512 << 10;
+/// Data of so many bytes are copied, to where those before it are. The system would take them piece by piece, which between cores that
+/// share no cache makes small reads a fifth slower, and elsewhere nothing (note 0022).
+const COPIED_BYTES_MAX: usize = 8 << 10;
+/// Memory for copies, in one piece: the first of what goes at once, which most often is little, and the others.
+const FIRST_COPY_BYTES: usize = 8 << 10;
+const COPY_BYTES: usize = 64 << 10;
 
 /// What stands before a message's data, or all of it.
 pub type Head = SmallVec<[u8; 152]>;
@@ -32,54 +38,85 @@ pub struct Outgoing<'a> {
 /// Messages that go together.
 #[derive(Default)]
 struct Batch {
-    /// Heads and tails.
-    copied: Vec<u8>,
-    /// Data, and how much of `copied` stands before them.
-    data: Vec<(usize, Buf)>,
-    data_bytes: usize,
-    held: Vec<Permit>,
+    /// What is sent, in its order, but for what is in `copy`.
+    parts: IoVec,
+    bytes: usize,
+    /// What is copied, of which so much is filled and no part yet.
+    copy: Option<BufMut>,
+    filled: usize,
+    /// The first piece of memory for copies is full.
+    has_copied_much: bool,
+    /// What messages have of bounds.
+    held: SmallVec<[Permit; 2]>,
 }
 
 impl Batch {
     fn has_room_for(&self, message: &Outgoing<'_>, data_bytes: usize) -> bool {
-        // Between two data there may be copied bytes.
-        let buffers = 2 * (self.data.len() + message.data.len()) + 1;
-        let copied = self.copied.len() + message.head.len() + message.tail.len();
-        let bytes = self.data_bytes + data_bytes + copied;
-        buffers <= BUFFERS_AT_ONCE && bytes <= BYTES_AT_ONCE
+        let bytes = message.head.len() + data_bytes + message.tail.len();
+        // A copy before the data and one behind them, each of which may lie in two.
+        let buffers = self.parts.len() + message.data.len() + 4;
+        buffers <= BUFFERS_AT_ONCE && self.bytes + bytes <= BYTES_AT_ONCE
     }
 
+    #[inline]
     fn add(&mut self, mut message: Outgoing<'_>, data_bytes: usize) {
-        self.copied.extend_from_slice(message.head);
-        let at = self.copied.len();
-        for part in message.data.drain(..) {
-            self.data.push((at, part));
+        self.bytes += message.head.len() + data_bytes + message.tail.len();
+        self.copy(message.head);
+        if data_bytes <= COPIED_BYTES_MAX {
+            message.data.iter().for_each(|part| self.copy(part));
+        } else {
+            self.end_copy();
+            self.parts.append(&mut message.data);
         }
-        self.data_bytes += data_bytes;
-        self.copied.extend_from_slice(message.tail);
-        for permit in message.held.into_iter().flatten() {
-            self.held.push(permit);
+        self.copy(message.tail);
+        message.held.into_iter().flatten().for_each(|permit| self.hold(permit));
+    }
+
+    /// Holds a permit, together with those that are held of its semaphore: each by itself would cost a small message a good part of all that it costs.
+    #[inline]
+    fn hold(&mut self, mut permit: Permit) {
+        // Most are of two semaphores. Where each message has one of its own, there is nothing to be found.
+        for held in self.held.iter_mut().rev().take(2) {
+            match held.absorb(permit) {
+                Ok(()) => return,
+                Err(other) => permit = other,
+            }
+        }
+        self.held.push(permit);
+    }
+
+    #[inline]
+    fn copy(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let most = if self.has_copied_much { COPY_BYTES } else { FIRST_COPY_BYTES };
+            let copy = self.copy.get_or_insert_with(|| BufMut::for_overwrite(most));
+            let room = &mut copy[self.filled..];
+            let (now, rest) = bytes.split_at(bytes.len().min(room.len()));
+            room[..now.len()].copy_from_slice(now);
+            self.filled += now.len();
+            bytes = rest;
+            if self.filled == copy.len() {
+                self.end_copy();
+                self.copy = None;
+                self.has_copied_much = true;
+            }
         }
     }
 
-    /// What is sent, after which the batch holds nothing but permits.
-    fn take_parts(&mut self) -> IoVec {
-        let copied = Buf::copy_of(&self.copied);
-        let mut parts = IoVec::with_capacity(2 * self.data.len() + 1);
-        let mut from = 0;
-        for (to, part) in self.data.drain(..) {
-            if from < to {
-                parts.push(copied.slice(from, to - from));
-                from = to;
-            }
-            parts.push(part);
+    /// What was copied is a part now.
+    fn end_copy(&mut self) {
+        if self.filled > 0
+            && let Some(copy) = &mut self.copy
+        {
+            self.parts.push(copy.split_to(self.filled).freeze());
+            self.filled = 0;
         }
-        if from < copied.len() {
-            parts.push(copied.slice(from, copied.len() - from));
-        }
-        self.copied.clear();
-        self.data_bytes = 0;
-        parts
+    }
+
+    /// What is sent, and what is held until then.
+    fn into_parts(mut self) -> (IoVec, SmallVec<[Permit; 2]>) {
+        self.end_copy();
+        (self.parts, self.held)
     }
 }
 
@@ -88,8 +125,6 @@ impl Batch {
 pub struct Outbox {
     /// Each is sent at once, and the last one takes more until its turn comes.
     waiting: RefCell<VecDeque<Batch>>,
-    /// One that was sent, for its memory.
-    spare: RefCell<Batch>,
     changed: Notify,
     is_closed: Cell<bool>,
     /// The other side is gone: nobody waits for what is sent.
@@ -98,6 +133,7 @@ pub struct Outbox {
 
 impl Outbox {
     /// Sends a message in its turn.
+    #[inline]
     pub fn push(&self, message: Outgoing<'_>) {
         if self.is_broken.get() {
             return;
@@ -111,7 +147,7 @@ impl Outbox {
             last => {
                 let is_first = last.is_none();
                 // One whose data lie in very many pieces goes alone; the stream sends those in turns.
-                let mut batch = self.spare.take();
+                let mut batch = Batch::default();
                 batch.add(message, data_bytes);
                 waiting.push_back(batch);
                 if is_first {
@@ -119,6 +155,13 @@ impl Outbox {
                 }
             }
         }
+    }
+
+    /// How many times the system has to be called for what waits.
+    #[must_use]
+    #[inline]
+    pub fn batches(&self) -> usize {
+        self.waiting.borrow().len()
     }
 
     /// Nothing is pushed any more.
@@ -137,14 +180,13 @@ impl Outbox {
             let is_ready =
                 || (self.is_closed.get() || !self.waiting.borrow().is_empty()).then_some(());
             self.changed.until(is_ready).await;
-            let Some(mut batch) = self.waiting.borrow_mut().pop_front() else { return Ok(()) };
-            if let Err(error) = stream.write_all(batch.take_parts()).await {
+            let Some(batch) = self.waiting.borrow_mut().pop_front() else { return Ok(()) };
+            let (parts, _held) = batch.into_parts();
+            if let Err(error) = stream.write_all(parts).await {
                 self.is_broken.set(true);
                 self.waiting.borrow_mut().clear();
                 return Err(error);
             }
-            batch.held.clear();
-            self.spare.replace(batch);
         }
     }
 }
