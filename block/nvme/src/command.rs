@@ -133,6 +133,7 @@ impl Command {
     }
 
     #[must_use]
+    #[inline]
     pub fn parse(bytes: &[u8; COMMAND_BYTES]) -> Self {
         Self { bytes: *bytes }
     }
@@ -143,28 +144,33 @@ impl Command {
     }
 
     #[must_use]
+    #[inline]
     pub fn opcode(&self) -> u8 {
         self.bytes[0]
     }
 
     /// Is one half of a fused pair.
     #[must_use]
+    #[inline]
     pub fn is_fused(&self) -> bool {
         self.bytes[1] & 0b11 != 0
     }
 
     /// Says by an SGL where its data are, which over Fabrics is the only way (PSDT: 01b or 10b).
     #[must_use]
+    #[inline]
     pub fn has_sgl(&self) -> bool {
         matches!(self.bytes[1] >> 6, 0b01 | 0b10)
     }
 
     #[must_use]
+    #[inline]
     pub fn id(&self) -> u16 {
         u16_at(&self.bytes, 2)
     }
 
     #[must_use]
+    #[inline]
     pub fn namespace(&self) -> u32 {
         u32_at(&self.bytes, 4)
     }
@@ -176,6 +182,7 @@ impl Command {
     }
 
     #[must_use]
+    #[inline]
     pub fn data(&self) -> DataPointer {
         let bytes = u32_at(&self.bytes, 32);
         match self.bytes[39] {
@@ -193,12 +200,14 @@ impl Command {
 
     /// Doublewords 10 and 11: of most commands of an I/O queue the first block.
     #[must_use]
+    #[inline]
     pub fn first_block(&self) -> u64 {
         u64_at(&self.bytes, 40)
     }
 
     /// Of Read, Write, Compare and Write Zeroes.
     #[must_use]
+    #[inline]
     pub fn blocks(&self) -> u64 {
         u64::from(u16_at(&self.bytes, 48)) + 1
     }

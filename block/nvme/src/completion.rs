@@ -36,6 +36,7 @@ impl Completion {
 
     /// As bytes. The queue's identifier stays 0: a connection is a queue (TCP, 3.2).
     #[must_use]
+    #[inline]
     pub fn to_bytes(&self) -> [u8; COMPLETION_BYTES] {
         let mut bytes = [0; COMPLETION_BYTES];
         put(&mut bytes, 0, &self.result.to_le_bytes());

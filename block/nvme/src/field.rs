@@ -3,23 +3,28 @@
 //! Places are the specification's; one outside the structure is a mistake of ours, and a panic.
 
 /// The bytes from `at` on.
+#[inline]
 pub(crate) fn array<const N: usize>(from: &[u8], at: usize) -> [u8; N] {
     from[at..at + N].try_into().expect("as many")
 }
 
+#[inline]
 pub(crate) fn u16_at(from: &[u8], at: usize) -> u16 {
     u16::from_le_bytes(array(from, at))
 }
 
+#[inline]
 pub(crate) fn u32_at(from: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(array(from, at))
 }
 
+#[inline]
 pub(crate) fn u64_at(from: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(array(from, at))
 }
 
 /// Puts the bytes of a number, or others, at their place.
+#[inline]
 pub(crate) fn put(into: &mut [u8], at: usize, bytes: &[u8]) {
     into[at..at + bytes.len()].copy_from_slice(bytes);
 }

@@ -11,10 +11,10 @@ use levada_base::stream::{ByteStream, Head, Inbox};
 use levada_base::{Buf, BufMut};
 use levada_nvme::fabrics::MUST_AUTHENTICATE;
 use levada_nvme::pdu::{
-    COMMON_BYTES, Common, DIGEST_BYTES, Digests, Fatal, Framing, Initialize, Pdu, Terminated,
+    COMMON_BYTES, Common, DIGEST_BYTES, Digests, Fatal, Framing, Initialize, Kind, Pdu, Terminated,
 };
 use levada_nvme::tls::PskIdentity;
-use levada_nvme::{Completion, Status};
+use levada_nvme::{COMMAND_BYTES, Command, Completion, Status};
 use std::io as system;
 use std::pin::pin;
 use std::rc::Rc;
@@ -53,8 +53,15 @@ pub(crate) fn cut_off() -> Broken {
 pub(crate) struct Reader<S> {
     inbox: Inbox<S>,
     pub framing: Framing,
-    /// What there is of the last unit's header, for the host to know which one was wrong.
-    pub head: Head,
+    last: Last,
+}
+
+/// The header of the last unit, without its digest.
+enum Last {
+    /// It was taken of the inbox, so many bytes ago, has so many, and is still there.
+    Taken { ago: usize, bytes: usize },
+    /// What there is of it. What follows it may be received over where it was.
+    Kept(Head),
 }
 
 /// Data of a unit; `None`: they arrived otherwise than they were sent.
@@ -68,9 +75,21 @@ pub(crate) struct Unit {
     pub data_bytes: usize,
 }
 
+/// The first unit of what was received, if all of its header is there, and how many bytes that has with its digest.
+#[inline]
+fn first_unit(received: &[u8], digests: Digests) -> Result<Option<(Unit, usize)>, Fatal> {
+    let Some((bare, rest)) = received.split_first_chunk() else { return Ok(None) };
+    let common = Common::parse(bare)?;
+    let rest_bytes = common.rest_bytes(digests);
+    let Some(rest) = rest.get(..rest_bytes) else { return Ok(None) };
+    let pdu = common.pdu(rest, digests)?;
+    let (padding, data_bytes) = common.data_bytes(digests)?;
+    Ok(Some((Unit { common, pdu, padding, data_bytes }, COMMON_BYTES + rest_bytes)))
+}
+
 impl<S: ByteStream + 'static> Reader<S> {
     pub fn new(inbox: Inbox<S>) -> Self {
-        Self { inbox, framing: Framing::FIRST, head: Head::new() }
+        Self { inbox, framing: Framing::FIRST, last: Last::Kept(Head::new()) }
     }
 
     fn digests(&self) -> Digests {
@@ -83,30 +102,77 @@ impl<S: ByteStream + 'static> Reader<S> {
             if let Some(unit) = self.unit_at_hand()? {
                 return Ok(Some(unit));
             }
-            let more = self.inbox.rest().len() + 1;
-            if !self.inbox.fill(more).await? {
+            if !self.receive().await? {
                 return Ok(None);
             }
         }
     }
 
-    /// The same, if all of it was received.
+    /// Receives more. False: the host is gone.
+    pub async fn receive(&mut self) -> Result<bool, Broken> {
+        let more = self.inbox.rest().len() + 1;
+        Ok(self.inbox.fill(more).await?)
+    }
+
+    /// The next unit's header, if all of it was received.
     #[inline]
     pub fn unit_at_hand(&mut self) -> Result<Option<Unit>, Fatal> {
-        let digests = self.digests();
         let received = self.inbox.rest();
-        let Some((bare, rest)) = received.split_first_chunk() else { return Ok(None) };
-        self.head.clear();
-        self.head.extend_from_slice(bare);
-        let common = Common::parse(bare)?;
-        let rest_bytes = common.rest_bytes(digests);
-        let Some(rest) = rest.get(..rest_bytes) else { return Ok(None) };
-        // Without its digest.
-        self.head.extend_from_slice(&rest[..common.rest_bytes(Digests::default())]);
-        let pdu = common.pdu(rest, digests)?;
-        let (padding, data_bytes) = common.data_bytes(digests)?;
-        self.inbox.take(COMMON_BYTES + rest_bytes);
-        Ok(Some(Unit { common, pdu, padding, data_bytes }))
+        match first_unit(received, self.framing.digests) {
+            Ok(None) => Ok(None),
+            Ok(Some((unit, bytes))) => {
+                let header = COMMON_BYTES + unit.common.rest_bytes(Digests::default());
+                self.last = match unit.data_bytes {
+                    // Copied, it would be a good part of what a small command costs.
+                    0 => Last::Taken { ago: bytes, bytes: header },
+                    _ => Last::Kept(Head::from_slice(&received[..header])),
+                };
+                self.inbox.take(bytes);
+                Ok(Some(unit))
+            }
+            Err(fatal) => Err(self.wrong(fatal)),
+        }
+    }
+
+    /// The unit that comes next is wrong.
+    #[cold]
+    fn wrong(&mut self, fatal: Fatal) -> Fatal {
+        let received = self.inbox.rest();
+        let whole = received.first_chunk().and_then(|bare| Common::parse(bare).ok());
+        let rest = whole.map_or(0, |common| common.rest_bytes(Digests::default()));
+        let there = received.len().min(COMMON_BYTES + rest);
+        self.last = Last::Kept(Head::from_slice(&received[..there]));
+        fatal
+    }
+
+    /// The next unit, if it is a command without data and was received. Others are left to [`Reader::unit_at_hand`].
+    #[inline]
+    pub fn command_at_hand(&mut self) -> Result<Option<Command>, Fatal> {
+        let (received, digests) = (self.inbox.rest(), self.framing.digests);
+        let common = received.first_chunk().and_then(|bare| Common::parse(bare).ok());
+        let is_alone = |common: &Common| common.data_bytes(digests) == Ok((0, 0));
+        if !common.is_some_and(|common| common.kind == Kind::Command && is_alone(&common)) {
+            return Ok(None);
+        }
+        match first_unit(received, digests) {
+            Ok(Some((Unit { pdu: Pdu::Command(command), data_bytes: 0, .. }, bytes))) => {
+                self.last = Last::Taken { ago: bytes, bytes: COMMON_BYTES + COMMAND_BYTES };
+                self.inbox.take(bytes);
+                Ok(Some(command))
+            }
+            Ok(_) => Ok(None),
+            Err(fatal) => Err(self.wrong(fatal)),
+        }
+    }
+
+    /// What there is of the last unit's header, for the host to know which one was wrong.
+    pub fn head(&self) -> &[u8] {
+        match &self.last {
+            Last::Taken { ago, bytes } => {
+                self.inbox.taken(*ago).map_or(&[], |head| &head[..*bytes])
+            }
+            Last::Kept(head) => head,
+        }
     }
 
     /// The data of a unit, of which there are some.

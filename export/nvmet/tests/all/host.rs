@@ -50,7 +50,8 @@ pub type Outcome = Result<(Completion, Vec<u8>), Ended>;
 #[derive(Debug)]
 pub enum Ended {
     Gone,
-    Told(Terminated),
+    /// Why, and the header that was wrong.
+    Told(Terminated, Vec<u8>),
 }
 
 impl From<io::Error> for Ended {
@@ -122,7 +123,7 @@ impl Queue {
             assert_eq!(digest, crc32c(&data).to_le_bytes(), "the digest of data");
         }
         match pdu {
-            Pdu::Terminates(told) => Err(Ended::Told(told)),
+            Pdu::Terminates(told) => Err(Ended::Told(told, data)),
             pdu => Ok(Said { pdu, data }),
         }
     }

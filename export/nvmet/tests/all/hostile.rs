@@ -23,10 +23,15 @@ const UNSUPPORTED: u16 = 6;
 
 /// Why the target ended a connection.
 async fn ended(queue: &Queue) -> u16 {
+    ended_by(queue).await.0
+}
+
+/// The same, and by which header.
+async fn ended_by(queue: &Queue) -> (u16, Vec<u8>) {
     loop {
         match queue.hear().await {
             Ok(_) => {}
-            Err(Ended::Told(told)) => return told.status,
+            Err(Ended::Told(told, header)) => return (told.status, header),
             Err(Ended::Gone) => panic!("ended without a word"),
         }
     }
@@ -460,7 +465,11 @@ fn a_host_that_sends_more_than_its_queue_takes_is_ended() {
         for id in 0..200 {
             greedy.io.send(&Pdu::Command(read_1m(id)), None).await;
         }
-        assert_eq!(ended(&greedy.io).await, LIMIT_EXCEEDED);
+        let (why, header) = ended_by(&greedy.io).await;
+        assert_eq!(why, LIMIT_EXCEEDED);
+        let one_too_many = u16::from_le_bytes([header[10], header[11]]);
+        let sent = greedy.io.unit(&Pdu::Command(read_1m(one_too_many)), None);
+        assert_eq!(header, sent, "the header of the command that was one too many");
         // The same with writes whose data never come, of a host that is then gone.
         let mut silent = served.host().await;
         for _ in 0..80 {
