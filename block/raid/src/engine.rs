@@ -501,7 +501,7 @@ impl Engine {
                 add(&member.stats.medium_errors, 1);
                 if let Operation::Read { at } = operation
                     && member.is_unreadable_in_many(at / self.layout.chunk_bytes)
-                    && self.bears_without(member)
+                    && self.can_do_without(member)
                 {
                     self.put_out(member, Some(error.clone()));
                 }
@@ -541,8 +541,9 @@ impl Engine {
     }
 
     /// False when the array would stop without this member: what can be read of it is better than that.
-    fn bears_without(&self, member: &Member) -> bool {
-        member.role.get().is_none_or(|role| self.layout.survives(self.roles_out() | 1 << role))
+    pub fn can_do_without(&self, member: &Member) -> bool {
+        let survives = |role: usize| self.layout.survives(self.roles_out() | 1_u64 << role);
+        !member.is_in_sync() || member.role.get().is_none_or(survives)
     }
 
     /// Takes a member out, or stops the array when it cannot do without.
@@ -552,18 +553,11 @@ impl Engine {
         if !current || !member.is_live() || self.stopped.borrow().is_some() {
             return;
         }
-        if member.is_in_sync()
-            && let Some(role) = member.role.get()
-        {
-            let out = self.roles_out() | 1 << role;
-            if !self.layout.survives(out) {
-                let lost = out.count_ones() as usize;
-                self.stop(BlockError::TooManyLost {
-                    lost,
-                    tolerated: self.layout.level.tolerates(),
-                });
-                return;
-            }
+        if !self.can_do_without(member) {
+            let lost = self.roles_out().count_ones() as usize + 1;
+            let tolerated = self.layout.level.tolerates();
+            self.stop(BlockError::TooManyLost { lost, tolerated });
+            return;
         }
         let plays_role = member.role.get().is_some();
         let held = self.held_when_gone(member, error.as_ref());

@@ -252,6 +252,13 @@ impl RaidArray {
         self.engine.layout.bears(out)
     }
 
+    /// False when the array would stop without this member.
+    #[must_use]
+    pub fn can_do_without(&self, member: usize) -> bool {
+        let members = self.engine.members.borrow();
+        members.get(member).is_none_or(|member| self.engine.can_do_without(member))
+    }
+
     /// Looks whether the members are still there, of which an array would not notice of which nobody asks for anything: who has vanished is out. Not where that
     /// would be more than the array bears: nothing is lost by waiting for them, as long as nothing is asked.
     pub async fn look_at_members(&self) {

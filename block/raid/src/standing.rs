@@ -211,8 +211,7 @@ impl Engine {
     /// An operator takes a member out.
     pub async fn fail(self: &Rc<Self>, index: usize) -> Result<(), RaidError> {
         let member = self.member(index)?;
-        let out = member.role.get().map_or(0, |role| 1 << role) | self.roles_out();
-        if member.is_in_sync() && !self.layout.survives(out) {
+        if !self.can_do_without(&member) {
             return Err(RaidError::Member { member: index, reason: "its data is not elsewhere" });
         }
         self.put_out(&member, None);

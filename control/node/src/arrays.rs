@@ -12,8 +12,8 @@ use levada_base::reactor;
 use levada_base::sync::Notify;
 use levada_device::{BlockError, Device, Drive};
 use levada_raid::{
-    ArraySpec as RaidSpec, ArrayStatus, AssemblyReport, Finding, Level as RaidLevel, Limits,
-    MemberSpec, MemberState, RaidArray, RaidError,
+    ArraySpec as RaidSpec, AssemblyReport, Finding, Level as RaidLevel, Limits, MemberSpec,
+    MemberState, RaidArray, RaidError,
 };
 use levada_spec::{ArraySpec, Bytes, ClusterFile, Level, ParityKind, RebuildSpec, ScrubSpec};
 use std::cell::RefCell;
@@ -55,19 +55,25 @@ fn hint(error: &RaidError) -> &'static str {
     }
 }
 
+/// What an array is without, as an error says it.
+fn without(out: &[String]) -> String {
+    if out.is_empty() { String::new() } else { format!(", and is without {}", out.join(", ")) }
+}
+
 /// Why a drive is not out of every array.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FailError {
     /// An array would stop. Nothing was changed.
     #[error(
-        "array {array} bears the loss of {tolerates} drives and is without {out} already; failing {drive} too would stop it: replace those first, or --force"
+        "array {array} bears the loss of {tolerates} drives that hold parts of the same data{}; failing {drive} too would stop it: replace what is out first, or --force",
+        without(out)
     )]
     WouldStop {
         array: String,
         drive: String,
         tolerates: usize,
-        /// The drives that it is without, for people.
-        out: String,
+        /// The drives that it is without.
+        out: Vec<String>,
     },
     /// By force: the drive takes no more I/O, and arrays that need it cannot record its loss.
     #[error(
@@ -407,26 +413,6 @@ async fn change_or(change: impl Future<Output = ()>, again: Duration) {
     select(pin!(change), pin!(reactor::sleep(again))).await;
 }
 
-/// Lost roles that count together with that of `member`: those of its group, or of the group that lost most.
-#[must_use]
-pub fn out_beside(status: &ArrayStatus, member: Option<usize>) -> usize {
-    let groups = match status.level {
-        RaidLevel::Raid50 { groups } | RaidLevel::Raid60 { groups } => groups,
-        _ => return status.degraded,
-    };
-    let roles = || status.members.iter().filter_map(|member| Some((member.role?, member.state)));
-    let width = roles().map(|(role, _)| role + 1).max().unwrap_or(0);
-    let in_group = |group: usize| {
-        let of_group = |role| role / (width / groups).max(1) == group;
-        roles().filter(|(role, state)| of_group(*role) && *state != MemberState::InSync).count()
-    };
-    let role = member.and_then(|index| status.members.get(index)?.role);
-    match role {
-        Some(role) => in_group(role / (width / groups).max(1)),
-        None => (0..groups).map(in_group).max().unwrap_or(0),
-    }
-}
-
 /// Fails a drive in every array that uses it. With `force`, also when data would be lost.
 ///
 /// # Errors
@@ -440,18 +426,13 @@ pub async fn fail_drive(
 ) -> Result<(), FailError> {
     if !force {
         for array in arrays {
-            let status = array.array.status();
-            let loses = array.member_on(name).is_some_and(|index| {
-                let role = status.members[index].role;
-                role.is_some() && status.members[index].state == MemberState::InSync
-            });
-            if loses && out_beside(&status, array.member_on(name)) >= status.tolerates {
-                let out = array.out();
+            if array.member_on(name).is_some_and(|index| !array.array.can_do_without(index)) {
+                let (tolerates, out) = (array.array.status().tolerates, array.out());
                 return Err(FailError::WouldStop {
                     array: array.spec.name.clone(),
                     drive: name.to_owned(),
-                    tolerates: status.tolerates,
-                    out: if out.is_empty() { "as many".into() } else { out.join(", ") },
+                    tolerates,
+                    out,
                 });
             }
         }

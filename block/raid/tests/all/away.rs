@@ -752,3 +752,24 @@ fn one_that_failed_or_was_the_last_to_lose_is_not_waited_for() {
         });
     }
 }
+
+/// Of a mirror dealt over four drives, the other drive of a pair is needed, and those of the other pair are not.
+#[test]
+fn what_an_array_can_do_without_depends_on_who_is_out() {
+    Reactor::simulated(15).block_on(async {
+        let life = Filled::new(Level::Raid1 { copies: 2 }, 4).await;
+        let needed = |life: &Filled| -> Vec<_> {
+            (0..4).filter(|member| !life.array.can_do_without(*member)).collect()
+        };
+        assert_eq!(needed(&life), []);
+        life.array.fail(0).await.expect("it bears that");
+        let needed = needed(&life);
+        assert!(!needed.is_empty() && needed.len() < 3, "{needed:?}");
+        for member in 1..4 {
+            assert_eq!(life.array.fail(member).await.is_err(), needed.contains(&member));
+            if life.array.status().degraded > 1 {
+                break;
+            }
+        }
+    });
+}
