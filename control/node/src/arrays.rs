@@ -43,7 +43,7 @@ pub struct ArrayError {
 fn hint(error: &RaidError) -> &'static str {
     match error {
         RaidError::NotFound { report } if report.missing.is_empty() => {
-            "; if the very first `levada up` was interrupted, nothing is stored yet and `levada up --destroy CLUSTER` starts over"
+            "; bring its drives back and start again. Only if the very first `levada up` was interrupted, nothing is stored yet, and `levada up --destroy CLUSTER` starts over"
         }
         RaidError::NoMajority { .. } => {
             "; bring them back and start again: nothing was given up. Where they are gone for good, and no other server has them: `levada up --without-majority`"

@@ -51,7 +51,7 @@ pub struct Scene {
     pub cluster: Cell<Option<Uuid>>,
     /// All members of the arrays were there and in step, when they were last looked at.
     was_whole: Cell<bool>,
-    /// Under which servers took the drives.
+    /// Under which servers had the arrays.
     pub epochs: RefCell<BTreeSet<Epoch>>,
     /// All servers so far, the dead ones too.
     servers: RefCell<Vec<Rc<Server>>>,

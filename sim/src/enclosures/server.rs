@@ -297,9 +297,6 @@ impl Server {
             Ok(drives) => drives,
             Err(error) => return self.is_refused(&error),
         };
-        if !scene.epochs.borrow_mut().insert(drives.epoch) {
-            self.fail("is the second owner of an epoch");
-        }
         if drives.fresh != (self.number == 1) {
             self.fail("takes a cluster that is there for a new one");
         }
@@ -316,6 +313,10 @@ impl Server {
             Err(error) => return self.is_refused(&error),
         };
         let epoch = drives.epoch;
+        // One that has no array wrote its epoch to few drives or none; who comes later may not have those, and takes the same.
+        if !scene.epochs.borrow_mut().insert(epoch) {
+            self.fail("is the second owner of an epoch");
+        }
         self.tell(|| format!("has the arrays, as owner {epoch}"));
         for oracle in &scene.oracles {
             let mut oracle = oracle.borrow_mut();

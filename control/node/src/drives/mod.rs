@@ -370,6 +370,7 @@ async fn open(
         }
     }
     let mut drives = Vec::new();
+    let mut gone = None;
     for (index, spec) in cluster.drives.iter().enumerate() {
         let found = match (known.by_name.remove(&spec.name), claims.remove(&spec.name)) {
             (Some((_, drive)), Some(claimed)) => {
@@ -383,12 +384,22 @@ async fn open(
                         let (drive, source) = (spec.name.clone(), Box::new(error));
                         return Err(DrivesError::Drive { drive, source });
                     }
-                    taken => taken.map_err(|error| error.to_string()),
+                    taken => taken.map_err(|error| {
+                        let why = error.to_string();
+                        gone = Some((spec.name.clone(), Box::new(error)));
+                        why
+                    }),
                 }
             }
             _ => Err(known.why_absent(&spec.name)),
         };
         drives.push(ClusterDrive { spec: spec.clone(), index: index as u32, found });
+    }
+    // They were there, and went while they were taken: nobody has this epoch, and arrays would say that nothing was ever stored.
+    if drives.iter().all(|drive| drive.found.is_err())
+        && let Some((drive, source)) = gone
+    {
+        return Err(DrivesError::Drive { drive, source });
     }
     Ok(Drives { cluster: known.cluster.unwrap_or_default(), epoch, drives, fresh: false })
 }
