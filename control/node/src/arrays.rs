@@ -65,8 +65,9 @@ fn without(out: &[String]) -> String {
 pub enum FailError {
     /// An array would stop. Nothing was changed.
     #[error(
-        "array {array} bears the loss of {tolerates} drives that hold parts of the same data{}; failing {drive} too would stop it: replace what is out first, or --force",
-        without(out)
+        "array {array} bears the loss of {tolerates} drives that hold parts of the same data{}; failing {drive} too would stop it: {}--force",
+        without(out),
+        if out.is_empty() { "" } else { "replace what is out first, or " }
     )]
     WouldStop {
         array: String,
