@@ -14,8 +14,8 @@ const BUFFERS_AT_ONCE: usize = 512;
 /// Bytes that are sent at once, unless a message alone has more. Each call may have to wake the other side, which takes some 10 us over
 /// loopback: with half of this, large reads are a third slower, and small ones a sixth (note 0022). More keeps the thread longer.
 const BYTES_AT_ONCE: usize = 512 << 10;
-/// Data of so many bytes are copied, to where those before it are. The system would take them piece by piece, which between cores that
-/// share no cache makes small reads a fifth slower, and elsewhere nothing (note 0022).
+/// Data of so many bytes are copied, to where those before it are. The system would take them piece by piece, which made small reads an
+/// eighth slower in one state of the machine they were measured on, and no slower in the other (note 0022).
 const COPIED_BYTES_MAX: usize = 8 << 10;
 /// Memory for copies, in one piece: the first of what goes at once, which most often is little, and the others.
 const FIRST_COPY_BYTES: usize = 8 << 10;
