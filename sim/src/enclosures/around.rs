@@ -42,18 +42,25 @@ impl Around for Place {
         self.scene.loses_power();
     }
 
+    fn crashes(&self) {
+        if self.shelf().forgets_reservations() {
+            self.scene.may_lack(self.number);
+        }
+    }
+
     fn outage_begins(&self) -> Option<Duration> {
         if !self.rng(|rng| rng.one_in(4)) || !self.scene.bears_an_outage() {
             return None;
         }
-        self.scene.outages.set(self.scene.outages.get() + 1);
+        self.scene.away.borrow_mut().insert(self.number);
+        self.scene.may_lack(self.number);
         self.note("outage");
         let (least, most) = OUTAGE_S;
         Some(Duration::from_secs(self.rng(|rng| rng.between(least, most))))
     }
 
     fn outage_ends(&self) {
-        self.scene.outages.set(self.scene.outages.get() - 1);
+        self.scene.away.borrow_mut().remove(&self.number);
         self.note("outage over");
     }
 }

@@ -60,7 +60,7 @@ pub struct Scene {
     /// Drives keep nobody apart, and whoever takes them has all others' power cut before.
     pub has_power_fence: bool,
     /// Shelves that are away for long.
-    pub outages: Cell<usize>,
+    pub away: RefCell<BTreeSet<usize>>,
     /// Shelves that servers which start now do not reach.
     out_of_reach: RefCell<Vec<usize>>,
     /// Nobody works any more, and nothing befalls anybody.
@@ -105,7 +105,7 @@ pub fn enclosures(seed: u64) -> Outcome {
             servers: RefCell::default(),
             is_wild: seed.is_multiple_of(3),
             has_power_fence,
-            outages: Cell::default(),
+            away: RefCell::default(),
             out_of_reach: RefCell::default(),
             is_over: Cell::default(),
         });
@@ -171,6 +171,14 @@ impl Scene {
         self.oracles.iter().for_each(|oracle| oracle.borrow_mut().loses_power());
     }
 
+    /// Servers that start now may have to do without a shelf: it is away, or does not know any more whose it is, and only they could say.
+    pub fn may_lack(&self, shelf: usize) {
+        let servers = self.servers.borrow();
+        for server in servers.iter().filter(|server| server.stage() < Stage::Works) {
+            server.lacks.borrow_mut().insert(shelf);
+        }
+    }
+
     fn latest(&self) -> Option<Rc<Server>> {
         self.servers.borrow().last().cloned()
     }
@@ -178,7 +186,7 @@ impl Scene {
     /// A shelf may be away for so long that its drives are lost to the arrays.
     pub fn bears_an_outage(&self) -> bool {
         self.is_wild
-            || self.outages.get() == 0
+            || self.away.borrow().is_empty()
                 && self.latest().is_some_and(|latest| latest.end().is_none() && latest.is_whole())
     }
 

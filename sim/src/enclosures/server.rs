@@ -27,6 +27,7 @@ use levada_node::volumes::Volumes;
 use levada_raid::{Limits, MemberState, RaidArray};
 use levada_spec::DriveSpec;
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -80,6 +81,8 @@ pub struct Server {
     pub began_beside_others: bool,
     /// When it started no array lacked anything, as far as the server before knew.
     pub began_whole: bool,
+    /// Shelves that it may have had to do without since.
+    pub lacks: RefCell<BTreeSet<usize>>,
     /// From shelves that others reach.
     pub is_cut_off: Cell<bool>,
     scene: Rc<Scene>,
@@ -122,6 +125,7 @@ impl Server {
             uplink: Uplink::new(scene.net.clone()),
             began_beside_others,
             began_whole,
+            lacks: scene.away.clone(),
             is_cut_off: Cell::default(),
             scene: Rc::clone(scene),
             group,
@@ -235,10 +239,11 @@ impl Server {
         }
     }
 
-    /// It does not come to serve. Who is alone, reaches its shelves and finds arrays that were whole does.
+    /// It does not come to serve. Who is alone, reaches its shelves, lacks one of them at most and finds arrays that were whole does.
     fn is_refused(&self, why: &dyn fmt::Display) {
         let is_alone = !self.is_cut_off.get() && !self.scene.may_be_fenced(self);
-        if !self.scene.is_wild && is_alone && self.began_whole {
+        let has_enough = self.began_whole && self.lacks.borrow().len() <= 1;
+        if !self.scene.is_wild && is_alone && has_enough {
             self.fail(&format!("is refused: {why}"));
         }
         self.ends(End::Refused, why);

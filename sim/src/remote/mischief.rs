@@ -39,6 +39,9 @@ pub trait Around: 'static {
     /// The target is about to lose power.
     fn loses_power(&self);
 
+    /// The target's process is about to end.
+    fn crashes(&self) {}
+
     /// The target is about to be away: for so long, instead of what a host bears.
     fn outage_begins(&self) -> Option<Duration> {
         None
@@ -209,10 +212,11 @@ impl<A: Around> Mischief<A> {
         let (all, lasts) = (Rc::clone(self), self.lasts());
         reactor::spawn(async move {
             let hosts_are_told = all.scene.rng(|rng| rng.one_in(2));
-            if !has_power {
-                all.scene.loses_power();
-            }
             let scene = &all.scene;
+            scene.crashes();
+            if !has_power {
+                scene.loses_power();
+            }
             let outage = scene.outage_begins();
             scene.shelf().crash(has_power, hosts_are_told).await;
             if let Some(outage) = outage {

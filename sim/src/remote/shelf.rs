@@ -83,6 +83,11 @@ impl Shelf {
         self.reservations == Reservations::Kept
     }
 
+    /// A restart loses them.
+    pub fn forgets_reservations(&self) -> bool {
+        self.reservations == Reservations::Forgotten
+    }
+
     fn drives(&self) -> Vec<Rc<SimDrive>> {
         self.drives.clone().map(|at| self.world.drive(at)).collect()
     }
