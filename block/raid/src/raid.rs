@@ -252,6 +252,12 @@ impl RaidArray {
         self.engine.layout.bears(out)
     }
 
+    /// Whether a flush has something to do. It has not where all that was acknowledged is durable, in the journal or on members.
+    #[must_use]
+    pub fn has_unflushed(&self) -> bool {
+        self.engine.has_unflushed()
+    }
+
     /// False when the array would stop without this member.
     #[must_use]
     pub fn can_do_without(&self, member: usize) -> bool {

@@ -208,14 +208,24 @@ impl Engine {
         entry.sequence = self.writes.get();
     }
 
+    /// Something that was acknowledged is not durable yet, or may be found half done: a flush has something to do.
+    pub fn has_unflushed(&self) -> bool {
+        match &self.journal {
+            // What else was acknowledged is in the journal.
+            Some(journal) => {
+                journal.is_live(&journal.listed()) || self.writes.get() > self.flushed.get()
+            }
+            None => self.live_members().iter().any(|it| it.flushed.get() < it.writes.get()),
+        }
+    }
+
     /// Makes everything durable that was acknowledged before, whichever members are absent afterwards.
     pub async fn flush(self: &Rc<Self>) -> Result<(), BlockError> {
         let Some(journal) = &self.journal else { return self.flush_members().await };
-        let listed = journal.listed();
-        if !journal.is_live(&listed) && self.writes.get() == self.flushed.get() {
-            // What else was acknowledged is in the journal.
+        if !self.has_unflushed() {
             return self.settle().await;
         }
+        let listed = journal.listed();
         if !journal.is_live(&listed) || planted!("raid-list-outlives-flush") {
             return self.flush_members().await;
         }

@@ -221,6 +221,14 @@ impl Scene {
         }
     }
 
+    /// A server has the arrays: what those before it had their arrays flush by themselves, nobody can take from them.
+    pub fn has_arrays(&self, epoch: Epoch) {
+        for oracle in &self.oracles {
+            oracle.borrow_mut().takes(epoch.0);
+        }
+        self.servers.borrow().iter().for_each(|server| server.looks_what_is_flushed());
+    }
+
     fn start_server(self: &Rc<Self>) -> Rc<Server> {
         let number = self.servers.borrow().len() as u64 + 1;
         self.world.tell(|| format!("server {number} starts"));

@@ -323,10 +323,7 @@ impl Server {
             self.fail("is the second owner of an epoch");
         }
         self.tell(|| format!("has the arrays, as owner {epoch}"));
-        for oracle in &scene.oracles {
-            let mut oracle = oracle.borrow_mut();
-            oracle.takes(epoch.0);
-        }
+        scene.has_arrays(epoch);
         let table = TargetTable {
             cluster: drives.cluster,
             fs: Uuid::nil(),
@@ -395,6 +392,14 @@ impl Server {
     fn array(&self, at: usize) -> RaidArray {
         let cluster = self.cluster.borrow();
         cluster.as_ref().expect("it is open").arrays[at].array.clone()
+    }
+
+    /// Of arrays that a flush has nothing to do for all is durable, though it has not asked for that.
+    pub fn looks_what_is_flushed(&self) {
+        let cluster = self.cluster.borrow();
+        for (array, unflushed) in cluster.iter().flat_map(|it| &it.arrays).zip(&self.unflushed) {
+            unflushed.set(unflushed.get() && array.array.has_unflushed());
+        }
     }
 
     fn epoch(&self) -> u64 {
@@ -594,8 +599,12 @@ impl Server {
         let is_flush = rng.one_in(4);
         let done = match rng.below(3) {
             _ if is_flush => self.bounded("flush", array.flush()).await,
-            0 => self.bounded("write zeroes", array.write_zeroes(offset, bytes)).await,
+            0 => {
+                self.tell(|| format!("trespasses: zeroes {first} + {count} of {at}"));
+                self.bounded("write zeroes", array.write_zeroes(offset, bytes)).await
+            }
             _ => {
+                self.tell(|| format!("trespasses: writes {first} + {count} of {at}"));
                 let data = contents(FORBIDDEN + self.number, first, count);
                 self.bounded("write", array.write(offset, data, Durability::Volatile)).await
             }
@@ -603,7 +612,12 @@ impl Server {
         match done {
             // It may be told so where it had nothing to be flushed.
             Ok(()) if is_flush && !self.unflushed[at].get() => {}
-            Ok(()) => _ = self.is_made(at, asked),
+            Ok(()) => {
+                self.tell(|| {
+                    format!("trespasses, and is told that {first} + {count} of {at} went well")
+                });
+                self.is_made(at, asked);
+            }
             Err(error) => self.failed(&array, &error),
         }
     }
