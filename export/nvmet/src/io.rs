@@ -8,12 +8,12 @@ use crate::subsystem::Loss;
 use futures_util::FutureExt;
 use levada_base::buf::bytes_in;
 use levada_base::sync::Once;
-use levada_base::{Buf, HasErrno, IoVec, planted};
+use levada_base::{Buf, HasErrno, IoVec, Rooted, planted};
 use levada_device::{BlockError, Durability};
 use levada_nvme::log::AnaState;
 use levada_nvme::reservation::{PERSISTS_AT, Persist, ReservationRequest};
 use levada_nvme::{Command, IoOpcode, ReservationNotice, Status, ranges};
-use levada_volume::{Volume, VolumeError, VolumeFuture, Zeroing};
+use levada_volume::{Volume, VolumeError, Zeroing};
 use std::cell::Cell;
 use std::rc::Rc;
 
@@ -65,13 +65,11 @@ pub(crate) async fn carry_out(
 }
 
 /// A read that is in the volume.
-pub(crate) struct Reading {
-    attached: Rc<Attached>,
-    data: VolumeFuture<'static, IoVec>,
-}
+pub(crate) struct Reading(Rooted<Attached, Result<IoVec, VolumeError>>);
 
 impl Reading {
     /// Begins a read, if there is nothing to wait for before, and nothing wrong with it: [`carry_out`] knows what to do then.
+    #[inline]
     pub fn begin(controller: &Controller, command: &Command) -> Option<Self> {
         if !matches!(controller.ana_state(), AnaState::Optimized | AnaState::NonOptimized) {
             return None;
@@ -79,21 +77,20 @@ impl Reading {
         let attached = controller.attached(command.namespace())?;
         let (at, bytes) = attached.range_of_data(command).ok()?;
         attached.check(controller, Access::Read).ok()?;
-        let opened = Rc::clone(&attached.opened);
-        let data = Box::pin(async move { opened.volume.read(at, bytes).await });
-        Some(Self { attached, data })
+        Some(Self(Rooted::new(attached, |attached| attached.opened.volume.read(at, bytes))))
     }
 
     /// The data, if the volume has them without waiting.
+    #[inline]
     pub fn at_once(&mut self, controller: &Controller) -> Option<Result<IoVec, Status>> {
-        let read = (&mut self.data).now_or_never()?;
-        Some(self.attached.has_read(controller, read))
+        let read = (&mut self.0).now_or_never()?;
+        Some(self.0.root().has_read(controller, read))
     }
 
     /// The data, once the volume has read them.
     pub async fn data(&mut self, controller: &Controller) -> Result<IoVec, Status> {
-        let read = (&mut self.data).await;
-        self.attached.has_read(controller, read)
+        let read = (&mut self.0).await;
+        self.0.root().has_read(controller, read)
     }
 }
 
@@ -126,6 +123,7 @@ impl Attached {
     }
 
     /// What the host is told of a read that has ended.
+    #[inline]
     fn has_read(
         &self,
         controller: &Controller,
