@@ -17,10 +17,12 @@ use levada_base::buf::bytes_in;
 use levada_base::checksum::crc32c_parts;
 use levada_base::reactor::net::Stream;
 use levada_base::reactor::{self, Elapsed};
-use levada_base::stream::{ByteStream, Head, Inbox, Outbox, Outgoing};
+use levada_base::stream::{ByteStream, Inbox, Outbox, Outgoing};
 use levada_base::sync::{Once, Permit, Semaphore, oneshot};
 use levada_base::{Buf, IoVec};
-use levada_nvme::pdu::{Fatal, Framing, Pdu, Transfer};
+use levada_nvme::pdu::{
+    DIGEST_BYTES, Fatal, Framing, HEAD_BYTES_MAX, Pdu, RESPONSE_BYTES_MAX, Transfer,
+};
 use levada_nvme::tls::PskIdentity;
 use levada_nvme::{AdminOpcode, Command, Completion, DataPointer, IoOpcode, Status};
 use levada_tls::{Channel, FIRST_BYTE, Session};
@@ -459,6 +461,7 @@ impl Connection {
 
     /// A command that is a read which can begin now, and room for its data. `None`: it is something else, or there is something to wait for,
     /// or to find wrong.
+    #[inline]
     fn reading(&self, command: &Command) -> Option<(Reading, Permit)> {
         let is_read = self.queue.id > 0 && command.opcode() == IoOpcode::Read as u8;
         let is_plain = !command.is_fused()
@@ -475,6 +478,7 @@ impl Connection {
 
     /// Carries out a read. What the volume has not at once goes on as any other command; but making a task, and moving its future there, is a
     /// good part of what a small read costs.
+    #[inline]
     fn read(
         self: &Rc<Self>,
         command: &Command,
@@ -722,9 +726,12 @@ impl Connection {
     fn complete(&self, completion: Completion, data: IoVec, held: [Option<Permit>; 2]) {
         let Completion { id, result, .. } = completion;
         let bytes = bytes_in(&data) as u32;
+        // The digest of data, and the completion.
+        let mut tail = [0; DIGEST_BYTES + RESPONSE_BYTES_MAX];
+        let (digest, response) = tail.split_at_mut(DIGEST_BYTES);
         if bytes == 0 {
-            let head = self.framing.head(&Pdu::Response(completion), 0);
-            return self.outbox.push(Outgoing { head: &head, held, ..Outgoing::default() });
+            let head = self.framing.head_in(response, &Pdu::Response(completion), 0);
+            return self.outbox.push(Outgoing { head, held, ..Outgoing::default() });
         }
         // TCP, 3.6.2.6: only without flow control, as it says nothing of the queue's head.
         let is_success = self.is_without_flow_control && result == 0;
@@ -733,16 +740,20 @@ impl Connection {
             is_last: true,
             is_success,
         };
-        let head = self.framing.head(&pdu, bytes as usize);
-        let mut tail = match is_success {
-            true => Head::new(),
-            false => self.framing.head(&Pdu::Response(completion), 0),
+        let response_bytes = match is_success {
+            true => 0,
+            false => self.framing.head_in(response, &Pdu::Response(completion), 0).len(),
         };
-        if self.framing.digests.data {
-            let digest = crc32c_parts(data.iter().map(|part| &part[..]));
-            tail.insert_from_slice(0, &digest.to_le_bytes());
+        let has_digest = self.framing.digests.data;
+        if has_digest {
+            let of_data = crc32c_parts(data.iter().map(|part| &part[..]));
+            digest.copy_from_slice(&of_data.to_le_bytes());
         }
-        self.outbox.push(Outgoing { head: &head, data, tail: &tail, held });
+        let begins_at = if has_digest { 0 } else { DIGEST_BYTES };
+        let tail = &tail[begins_at..DIGEST_BYTES + response_bytes];
+        let mut head = [0; HEAD_BYTES_MAX];
+        let head = self.framing.head_in(&mut head, &pdu, bytes as usize);
+        self.outbox.push(Outgoing { head, data, tail, held });
     }
 }
 
