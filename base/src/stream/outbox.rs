@@ -14,12 +14,8 @@ const BUFFERS_AT_ONCE: usize = 512;
 /// Bytes that are sent at once, unless a message alone has more. Each call may have to wake the other side, which takes some 10 us over
 /// loopback: with half of this, large reads are a third slower, and small ones a sixth (note 0022). More keeps the thread longer.
 const BYTES_AT_ONCE: usize = 512 << 10;
-/// Data of so many bytes are copied, to where those before it are. The system would take them piece by piece, which made small reads an
-/// eighth slower in one state of the machine they were measured on, and no slower in the other (note 0022).
-const COPIED_BYTES_MAX: usize = 8 << 10;
-/// Memory for copies, in one piece: the first of what goes at once, which most often is little, and the others.
-const FIRST_COPY_BYTES: usize = 8 << 10;
-const COPY_BYTES: usize = 64 << 10;
+/// Memory for heads and tails, in one piece: what goes at once has mostly less.
+const COPY_BYTES: usize = 8 << 10;
 
 /// What stands before a message's data, or all of it.
 pub type Head = SmallVec<[u8; 152]>;
@@ -41,11 +37,9 @@ struct Batch {
     /// What is sent, in its order, but for what is in `copy`.
     parts: IoVec,
     bytes: usize,
-    /// What is copied, of which so much is filled and no part yet.
+    /// Heads and tails, of which `filled` bytes are no part yet.
     copy: Option<BufMut>,
     filled: usize,
-    /// The first piece of memory for copies is full.
-    has_copied_much: bool,
     /// What messages have of bounds.
     held: SmallVec<[Permit; 2]>,
 }
@@ -62,9 +56,7 @@ impl Batch {
     fn add(&mut self, mut message: Outgoing<'_>, data_bytes: usize) {
         self.bytes += message.head.len() + data_bytes + message.tail.len();
         self.copy(message.head);
-        if data_bytes <= COPIED_BYTES_MAX {
-            message.data.iter().for_each(|part| self.copy(part));
-        } else {
+        if data_bytes > 0 {
             self.end_copy();
             self.parts.append(&mut message.data);
         }
@@ -88,8 +80,7 @@ impl Batch {
     #[inline]
     fn copy(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
-            let most = if self.has_copied_much { COPY_BYTES } else { FIRST_COPY_BYTES };
-            let copy = self.copy.get_or_insert_with(|| BufMut::for_overwrite(most));
+            let copy = self.copy.get_or_insert_with(|| BufMut::for_overwrite(COPY_BYTES));
             let room = &mut copy[self.filled..];
             let (now, rest) = bytes.split_at(bytes.len().min(room.len()));
             room[..now.len()].copy_from_slice(now);
@@ -98,7 +89,6 @@ impl Batch {
             if self.filled == copy.len() {
                 self.end_copy();
                 self.copy = None;
-                self.has_copied_much = true;
             }
         }
     }

@@ -9,7 +9,7 @@
 //! What always holds:
 //! - Records leave in the order in which they were sealed.
 //! - A stream that ends without a farewell has been cut: that is an error.
-//! - Bytes are copied twice on their way in (to the library's record, and from there to where they stay), and once on their way out, small ones twice (see `outbox`).
+//! - Bytes are copied twice on their way in (to the library's record, and from there to where they stay), and once on their way out, or twice where they do not fill a record.
 
 use super::ByteStream;
 use crate::buf::bytes_in;
