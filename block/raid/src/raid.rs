@@ -252,10 +252,13 @@ impl RaidArray {
         self.engine.layout.bears(out)
     }
 
-    /// Whether a flush has something to do. It has not where all that was acknowledged is durable, in the journal or on members.
+    /// Whether anything that was acknowledged may not be durable yet. If not, all of it is there for whoever opens the array next, though
+    /// nobody asked for a flush. For who checks that; a flush looks by itself.
     #[must_use]
     pub fn has_unflushed(&self) -> bool {
-        self.engine.has_unflushed()
+        // Those that are out count as in step until that is recorded.
+        let is_unrecorded = self.engine.standing_recorded.get() < self.engine.standing_wanted.get();
+        is_unrecorded || self.engine.has_unflushed()
     }
 
     /// False when the array would stop without this member.

@@ -208,7 +208,7 @@ impl Engine {
         entry.sequence = self.writes.get();
     }
 
-    /// Something that was acknowledged is not durable yet, or may be found half done: a flush has something to do.
+    /// Something that was acknowledged may not be durable yet on the members that are live, nor in the journal.
     pub fn has_unflushed(&self) -> bool {
         match &self.journal {
             // What else was acknowledged is in the journal.

@@ -53,7 +53,6 @@ impl Around for Place {
             return None;
         }
         self.scene.away.borrow_mut().insert(self.number);
-        self.scene.may_lack(self.number);
         self.note("outage");
         let (least, most) = OUTAGE_S;
         Some(Duration::from_secs(self.rng(|rng| rng.between(least, most))))

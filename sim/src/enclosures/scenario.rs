@@ -1,6 +1,7 @@
 //! A seed: servers one after the other, and two at once, while everything between them and the drives fails now and then.
 //!
-//! In two of three seeds arrays must bear whatever happens: one shelf at a time is away for long. In the others any may be, and servers are cut
+//! In two of three seeds arrays must bear whatever happens: one shelf at a time is away for long. (A server that starts then may be refused, if
+//! another shelf forgets whose it is.) In the others any may be, and servers are cut
 //! off from some shelves and not from others: then they may stop, and never lose or confuse anything. In one of five seeds drives have no
 //! reservations, and a power fence keeps servers apart.
 
@@ -171,7 +172,7 @@ impl Scene {
         self.oracles.iter().for_each(|oracle| oracle.borrow_mut().loses_power());
     }
 
-    /// Servers that start now may have to do without a shelf: it is away, or does not know any more whose it is, and only they could say.
+    /// Servers that are about to start may have to do without this shelf: it does not know any more whose it is, and its drives do not yet.
     pub fn may_lack(&self, shelf: usize) {
         let servers = self.servers.borrow();
         for server in servers.iter().filter(|server| server.stage() < Stage::Works) {
@@ -221,12 +222,18 @@ impl Scene {
         }
     }
 
-    /// A server has the arrays: what those before it had their arrays flush by themselves, nobody can take from them.
+    /// A server has the arrays, unless a later one has them already. What the one before it says to have flushed, though it was not asked to, must
+    /// be there.
     pub fn has_arrays(&self, epoch: Epoch) {
-        for oracle in &self.oracles {
+        for (at, oracle) in self.oracles.iter().enumerate() {
+            let former = oracle.borrow().owner();
+            if former < epoch.0 {
+                for server in &*self.servers.borrow() {
+                    server.is_succeeded(at, former);
+                }
+            }
             oracle.borrow_mut().takes(epoch.0);
         }
-        self.servers.borrow().iter().for_each(|server| server.looks_what_is_flushed());
     }
 
     fn start_server(self: &Rc<Self>) -> Rc<Server> {

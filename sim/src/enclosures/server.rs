@@ -92,7 +92,7 @@ pub struct Server {
     cluster: RefCell<Option<Rc<Cluster>>>,
     stage: Cell<Stage>,
     end: Cell<Option<End>>,
-    /// Of each array: something that it has written was never flushed since.
+    /// Of each array: something that it has written was never flushed since, as far as it knows.
     unflushed: Vec<Cell<bool>>,
     /// Its workers are to come to an end.
     is_leaving: Cell<bool>,
@@ -394,11 +394,15 @@ impl Server {
         cluster.as_ref().expect("it is open").arrays[at].array.clone()
     }
 
-    /// Of arrays that a flush has nothing to do for all is durable, though it has not asked for that.
-    pub fn looks_what_is_flushed(&self) {
-        let cluster = self.cluster.borrow();
-        for (array, unflushed) in cluster.iter().flat_map(|it| &it.arrays).zip(&self.unflushed) {
-            unflushed.set(unflushed.get() && array.array.has_unflushed());
+    /// Another server is about to have the array, which has been this one's, if its epoch is `former`. The array may have made all durable by
+    /// itself: then a flush may succeed that is asked for later, and nothing may be lost.
+    pub fn is_succeeded(&self, at: usize, former: u64) {
+        if self.is_dead() || self.cluster.borrow().is_none() || self.epoch() != former {
+            return;
+        }
+        if self.unflushed[at].get() && !self.array(at).has_unflushed() {
+            self.unflushed[at].set(false);
+            self.model(at, |model| model.flush_done(model.flush_begins()));
         }
     }
 
@@ -598,7 +602,10 @@ impl Server {
         let (offset, bytes) = (first * BLOCK_BYTES, count * BLOCK_BYTES);
         let is_flush = rng.one_in(4);
         let done = match rng.below(3) {
-            _ if is_flush => self.bounded("flush", array.flush()).await,
+            _ if is_flush => {
+                self.tell(|| format!("trespasses: flushes {at}"));
+                self.bounded("flush", array.flush()).await
+            }
             0 => {
                 self.tell(|| format!("trespasses: zeroes {first} + {count} of {at}"));
                 self.bounded("write zeroes", array.write_zeroes(offset, bytes)).await
@@ -612,12 +619,7 @@ impl Server {
         match done {
             // It may be told so where it had nothing to be flushed.
             Ok(()) if is_flush && !self.unflushed[at].get() => {}
-            Ok(()) => {
-                self.tell(|| {
-                    format!("trespasses, and is told that {first} + {count} of {at} went well")
-                });
-                self.is_made(at, asked);
-            }
+            Ok(()) => _ = self.is_made(at, asked),
             Err(error) => self.failed(&array, &error),
         }
     }
