@@ -20,10 +20,9 @@ impl<T: ?Sized, O> Rooted<T, O> {
     #[inline]
     pub fn new(root: Rc<T>, begin: impl for<'a> FnOnce(&'a T) -> LocalBoxFuture<'a, O>) -> Self {
         let future = begin(&root);
-        // SAFETY: `begin` is good for any lifetime, so that what it returns borrows from `root` alone, or from nothing, and `O`, which was chosen before,
-        // carries nothing of it away. `root` lies where it is as long as anybody has a share of it, and `Rc::get_mut` and the like fail as long as
-        // this one is there, which is never handed out but by reference. It outlives the future: they are never taken apart, and dropped in
-        // their order.
+        // `begin` is good for any lifetime, so that what it returns borrows from `root` alone, or from nothing, and `O`, which was chosen before,
+        // carries nothing of it away. This share of `root` is handed out by reference only, so `Rc::get_mut` and the like fail while it is there.
+        // SAFETY: what the future borrows lies still and outlives it: both are never taken apart, and dropped in their order.
         let future = unsafe {
             std::mem::transmute::<LocalBoxFuture<'_, O>, LocalBoxFuture<'static, O>>(future)
         };

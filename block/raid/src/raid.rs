@@ -257,8 +257,7 @@ impl RaidArray {
     #[must_use]
     pub fn has_unflushed(&self) -> bool {
         // Those that are out count as in step until that is recorded.
-        let is_unrecorded = self.engine.standing_recorded.get() < self.engine.standing_wanted.get();
-        is_unrecorded || self.engine.has_unflushed()
+        self.engine.has_unrecorded_standing() || self.engine.has_unflushed()
     }
 
     /// False when the array would stop without this member.

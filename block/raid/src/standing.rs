@@ -34,12 +34,16 @@ pub enum Admitted {
 }
 
 impl Engine {
+    /// A change of standing is not recorded yet.
+    pub fn has_unrecorded_standing(&self) -> bool {
+        self.standing_recorded.get() < self.standing_wanted.get()
+    }
+
     /// Waits until every change of standing so far is recorded. Whoever acknowledges a write
     /// calls this first.
     pub async fn settle(self: &Rc<Self>) -> Result<(), BlockError> {
         self.check_running()?;
-        let unrecorded = self.standing_recorded.get() < self.standing_wanted.get();
-        if unrecorded && !planted!("raid-standing-not-recorded") {
+        if self.has_unrecorded_standing() && !planted!("raid-standing-not-recorded") {
             let engine = Rc::clone(self);
             self.detached(async move { engine.record_standing().await }).await?;
             self.tell_absences();
@@ -50,7 +54,7 @@ impl Engine {
 
     async fn record_standing(&self) -> Result<(), BlockError> {
         let _turn = self.standing_turn.acquire(1).await;
-        while self.standing_recorded.get() < self.standing_wanted.get() {
+        while self.has_unrecorded_standing() {
             self.check_running()?;
             let _busy = probe::busy("array standing");
             let recording = self.standing_wanted.get();

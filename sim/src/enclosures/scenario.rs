@@ -1,9 +1,8 @@
 //! A seed: servers one after the other, and two at once, while everything between them and the drives fails now and then.
 //!
 //! In two of three seeds arrays must bear whatever happens: one shelf at a time is away for long. (A server that starts then may be refused, if
-//! another shelf forgets whose it is.) In the others any may be, and servers are cut
-//! off from some shelves and not from others: then they may stop, and never lose or confuse anything. In one of five seeds drives have no
-//! reservations, and a power fence keeps servers apart.
+//! another shelf forgets whose it is.) In the others any may be, and servers are cut off from some shelves and not from others: then they may
+//! stop, and never lose or confuse anything. In one of five seeds drives have no reservations, and a power fence keeps servers apart.
 
 use super::around::Place;
 use super::server::{End, Server, Stage};
