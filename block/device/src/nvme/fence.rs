@@ -14,10 +14,13 @@
 //! - What a connection has left under way is over only when its preemption was answered: not when it is no longer registered. Who takes over
 //!   cannot see what was preempted just before, and by whom: unless the target answers for that as well (our own does), nothing is read
 //!   or written until the target must be done with it.
+//! - A target that has forgotten its reservations has nobody to be preempted. Ours has whoever acquires the reservation wait for the changes
+//!   of all who may not write any more, so that is as good (`settle_by`); with others time has to pass.
 //! - A namespace without reservations is fenced on this side only, as a file is.
 
 use super::claim::{Claim, Claimant, EPOCH_MAX, latest};
 use super::controller::{ConnectError, Controller};
+use super::host::HostId;
 use super::namespace::NvmeNamespace;
 use super::options::Network;
 use super::order::{Order, OrderError};
@@ -64,6 +67,8 @@ pub(crate) struct Ownership {
     /// Connections are gone that may be registered; somebody sees to it.
     is_to_clear: Cell<bool>,
     is_clearing: Cell<bool>,
+    /// Connections that have asked to be registered, and were not answered: the target may come to that after they are gone.
+    registering: RefCell<BTreeSet<HostId>>,
 }
 
 impl Ownership {
@@ -374,7 +379,16 @@ impl<N: Network> Paths<N> {
         let known = self.known();
         let persists = known.identity.keeps_reservations;
         let (command, data) = request_command(known.namespace, request, persists);
+        let host = controller.host_id;
+        if matches!(request, ReservationRequest::Register { .. }) {
+            let mut registering = self.owner.registering.borrow_mut();
+            // Others have changed nothing.
+            registering
+                .retain(|it| self.has_connection(it) || self.unsettled.borrow().has_lost(*it));
+            registering.insert(host);
+        }
         let (completion, _) = self.ask(controller, command, data, IoVecMut::new()).await?;
+        self.owner.registering.borrow_mut().remove(&host);
         match Verdict::of(completion.status, asked(known.capacity_bytes())) {
             Verdict::Done => Ok(true),
             Verdict::Conflict => Ok(false),
@@ -420,12 +434,16 @@ impl<N: Network> Paths<N> {
     ) -> Result<(), ConnectError> {
         let owner = &self.owner;
         let mut steps = Steps::default();
+        let mut acquired_in = None;
         loop {
             if !owner.is_reserved.get() || owner.lost_to.get().is_some() {
                 return Ok(());
             }
             let us = self.claimant(controller, owner.ours.get());
             let report = self.report_over(controller).await?;
+            if acquired_in.take() == Some(report.generation) {
+                self.settle_by(&report);
+            }
             if !steps.may_go_on(&report) {
                 return Err(ConnectError::Different { what: "its owners do not agree".into() });
             }
@@ -458,8 +476,20 @@ impl<N: Network> Paths<N> {
                 }
             }
             let Some(request) = us.next(&report) else { return Ok(()) };
-            self.reserve(controller, request).await?;
+            let is_done = self.reserve(controller, request).await?;
+            let acquires = matches!(request, ReservationRequest::Acquire { .. });
+            if is_done && acquires && controller.identity.model == OWN_MODEL {
+                acquired_in = Some(report.generation);
+            }
         }
+    }
+
+    /// Nothing that was lost can happen any more: a target of ours has answered who acquired the reservation while these were registered, and
+    /// nobody else (as its generation tells). But not of those who may be registered, or come to be.
+    fn settle_by(&self, report: &ReservationReport) {
+        let registering = self.owner.registering.borrow();
+        let is_registered = |host| report.registrants.iter().any(|it| it.host == host);
+        self.unsettled.borrow().settle(|lost| !registering.contains(&lost) && !is_registered(lost));
     }
 
     /// Sees to it that the drive is still what this owner has there, after nobody could see it for a while: a target may answer with another

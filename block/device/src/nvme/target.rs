@@ -100,6 +100,7 @@ pub struct Target {
     /// Host, key; and who holds the reservation, which lets all write who are registered.
     pub keys: RefCell<BTreeMap<[u8; 16], u64>>,
     pub holder: Cell<Option<[u8; 16]>>,
+    generation: Cell<u32>,
     /// Hosts whose changes are under way.
     changing: RefCell<Vec<[u8; 16]>>,
     changed: Notify,
@@ -198,6 +199,7 @@ impl Target {
             persists: Cell::default(),
             keys: RefCell::default(),
             holder: Cell::default(),
+            generation: Cell::default(),
             changing: RefCell::default(),
             changed: Notify::default(),
             discovered: RefCell::default(),
@@ -220,6 +222,7 @@ impl Target {
         if !self.persists.get() {
             self.keys.borrow_mut().clear();
             self.holder.set(None);
+            self.generation.set(0);
         }
     }
 
@@ -720,7 +723,7 @@ impl Target {
             is_holder: holder == Some(*host),
         });
         ReservationReport {
-            generation: 0,
+            generation: self.generation.get(),
             kind: holder.map(|_| ReservationType::WriteExclusiveRegistrants),
             registrants: registrants.collect(),
         }
@@ -763,11 +766,13 @@ impl Target {
     ) -> Status {
         let mut keys = self.keys.borrow_mut();
         let conflict = Status::RESERVATION_CONFLICT.and_do_not_retry();
+        let registered = || self.generation.set(self.generation.get() + 1);
         match request {
             Some(
                 ReservationRequest::Register { key } | ReservationRequest::Replace { key, .. },
             ) => {
                 keys.insert(host, key);
+                registered();
             }
             Some(ReservationRequest::Acquire { current, .. }) => {
                 if keys.get(&host) != Some(&current) || self.holder.get().is_some() {
@@ -787,9 +792,11 @@ impl Target {
                 if holder == Some(preempted) {
                     self.holder.set(Some(host));
                 }
+                registered();
             }
             Some(ReservationRequest::Unregister { .. }) => {
                 keys.remove(&host);
+                registered();
                 if self.holder.get() == Some(host) {
                     self.holder.set(None);
                 }

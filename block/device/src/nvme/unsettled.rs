@@ -92,8 +92,18 @@ impl Unsettled {
 
     /// Nothing that was sent over a connection, which is lost, is carried out any more.
     pub fn settled(&self, connection: HostId) {
-        self.lost.borrow_mut().retain(|lost| lost.connection != connection);
+        self.settle(|lost| lost == connection);
+    }
+
+    /// The same for all connections that `is_over` names, of those that are lost.
+    pub fn settle(&self, is_over: impl Fn(HostId) -> bool) {
+        self.lost.borrow_mut().retain(|lost| !is_over(lost.connection));
         self.settled.notify_all();
+    }
+
+    /// Whether changes were lost with a connection that may still be carried out.
+    pub fn has_lost(&self, connection: HostId) -> bool {
+        self.lost.borrow().iter().any(|lost| lost.connection == connection)
     }
 }
 

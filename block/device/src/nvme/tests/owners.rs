@@ -256,6 +256,49 @@ fn what_was_lost_is_over_when_its_connection_is_preempted() {
     }
 }
 
+/// A change is under way when the target loses its power, and with it its reservations: nobody can be preempted. Ours answers who acquires
+/// the reservation again once the change has ended; of others nothing is known.
+#[test]
+fn what_was_lost_is_over_when_the_reservation_is_acquired_again() {
+    for (seed, target) in (0..5).flat_map(|seed| both_kinds().map(|target| (seed, target))) {
+        run(seed, async {
+            let is_own = target.is_own;
+            let (net, target, paths) = two_paths(target);
+            let device = open(&net, &paths).await;
+            device.recognise_by(Some(witness()));
+            device.fence(Epoch(4)).await.expect("nobody's");
+            write(&device, 0, &mark(4)).await.expect("ours");
+            device.flush().await.expect("flushed");
+            target.late.set(Duration::from_secs(6));
+            let (first, second) = (pattern(1, 4096), pattern(2, 4096));
+            let begun = reactor::now();
+            let cut = async {
+                reactor::sleep(Duration::from_millis(100)).await;
+                target.late.set(Duration::ZERO);
+                for path in paths {
+                    net.down(path);
+                }
+                target.restart();
+                reactor::sleep(Duration::from_secs(1)).await;
+                for path in paths {
+                    target.listen(&net, path);
+                }
+            };
+            let (written, ()) = join(write(&device, 8192, &first), cut).await;
+            written.expect("again");
+            write(&device, 8192, &second).await.expect("written");
+            let took = begun.elapsed();
+            let (landed, settled) = (Duration::from_secs(6), options().timing.settle(1000));
+            match is_own {
+                true => assert!(took >= landed && took < landed + Duration::from_secs(1)),
+                false => assert!(took >= settled && took < settled + Duration::from_secs(1)),
+            }
+            reactor::sleep(Duration::from_secs(30)).await;
+            assert_eq!(read(&device, 8192, 4096).await.expect("read"), second[..]);
+        });
+    }
+}
+
 /// The answer to a preemption is lost: that the connection is no longer registered does not mean that it has ended.
 #[test]
 fn a_preemption_without_an_answer_proves_nothing() {
