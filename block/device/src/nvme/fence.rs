@@ -379,16 +379,18 @@ impl<N: Network> Paths<N> {
         let known = self.known();
         let persists = known.identity.keeps_reservations;
         let (command, data) = request_command(known.namespace, request, persists);
-        let host = controller.host_id;
-        if matches!(request, ReservationRequest::Register { .. }) {
+        let registers = matches!(request, ReservationRequest::Register { .. });
+        if registers {
             let mut registering = self.owner.registering.borrow_mut();
             // Others have changed nothing.
             registering
                 .retain(|it| self.has_connection(it) || self.unsettled.borrow().has_lost(*it));
-            registering.insert(host);
+            registering.insert(controller.host_id);
         }
         let (completion, _) = self.ask(controller, command, data, IoVecMut::new()).await?;
-        self.owner.registering.borrow_mut().remove(&host);
+        if registers {
+            self.owner.registering.borrow_mut().remove(&controller.host_id);
+        }
         match Verdict::of(completion.status, asked(known.capacity_bytes())) {
             Verdict::Done => Ok(true),
             Verdict::Conflict => Ok(false),
@@ -442,7 +444,7 @@ impl<N: Network> Paths<N> {
             let us = self.claimant(controller, owner.ours.get());
             let report = self.report_over(controller).await?;
             if acquired_in.take() == Some(report.generation) {
-                self.settle_by(&report);
+                self.settle_by(&report, &us.host);
             }
             if !steps.may_go_on(&report) {
                 return Err(ConnectError::Different { what: "its owners do not agree".into() });
@@ -484,9 +486,14 @@ impl<N: Network> Paths<N> {
         }
     }
 
-    /// Nothing that was lost can happen any more: a target of ours has answered who acquired the reservation while these were registered, and
-    /// nobody else (as its generation tells). But not of those who may be registered, or come to be.
-    fn settle_by(&self, report: &ReservationReport) {
+    /// What was lost cannot happen any more, if `acquirer` holds the reservation, as a target of ours has answered, and nobody was registered
+    /// or preempted between that and the report before it, which is of the same generation. But not of those who may be registered, or come
+    /// to be.
+    fn settle_by(&self, report: &ReservationReport, acquirer: &HostId) {
+        // Or it was forgotten again.
+        if !report.registrants.iter().any(|it| it.host == *acquirer && it.is_holder) {
+            return;
+        }
         let registering = self.owner.registering.borrow();
         let is_registered = |host| report.registrants.iter().any(|it| it.host == host);
         self.unsettled.borrow().settle(|lost| !registering.contains(&lost) && !is_registered(lost));

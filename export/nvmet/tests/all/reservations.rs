@@ -2,7 +2,8 @@
 
 use crate::host::{Host, log_page};
 use crate::{Served, run};
-use futures_util::future::{LocalBoxFuture, ready};
+use futures_util::future::{LocalBoxFuture, join, ready};
+use levada_base::reactor;
 use levada_export_nvmet::{Claims, Keep, KeepError};
 use levada_nvme::identify::{Identify, NamespaceIdentity};
 use levada_nvme::log::{Event, LogPage};
@@ -15,6 +16,7 @@ use levada_nvme::{
 };
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::time::Duration;
 
 const KIND: ReservationType = ReservationType::WriteExclusive;
 const NAMESPACE: u32 = 1;
@@ -184,6 +186,46 @@ fn damaged_reservations_refuse_everybody() {
         }
         assert_eq!(served.memory.writes.get(), 0);
     });
+}
+
+/// With its power the drive forgets who has it. Whoever reserves it then is answered when nothing is under way any more of those who had it.
+#[test]
+fn who_reserves_what_was_forgotten_waits_for_changes_of_others() {
+    for is_gone in [false, true] {
+        run(async {
+            let claims = Claims::default();
+            let served = Served::with_claims(64, claims.clone());
+            let (mut former, mut next) = (host(&served, 1).await, host(&served, 2).await);
+            let registrants = ReservationType::WriteExclusiveRegistrants;
+            assert_eq!(register(&mut former, 1, 0).await, Status::SUCCESS);
+            assert_eq!(acquire(&mut former, 1, registrants).await, Status::SUCCESS);
+            served.memory.holds_writes.set(true);
+            let old = former.write_command(0, &[1; 4096]);
+            former.io.begin(old, Some(&[1; 4096])).await;
+            while !served.memory.is_held.get() {
+                reactor::sleep(Duration::from_millis(2)).await;
+            }
+            served.memory.holds_only_first();
+            let former = (!is_gone).then_some(former);
+            claims.lose_power();
+            assert_eq!(register(&mut next, 2, 0).await, Status::SUCCESS);
+            let (before, _) = report(&mut next).await;
+            let acquiring = async {
+                assert_eq!(acquire(&mut next, 2, registrants).await, Status::SUCCESS);
+                assert_eq!(served.memory.writes.get(), 1, "the old one has ended");
+            };
+            let landing = async {
+                reactor::sleep(Duration::from_millis(100)).await;
+                served.memory.release();
+            };
+            join(acquiring, landing).await;
+            // Nobody was registered meanwhile, as this tells.
+            assert_eq!(report(&mut next).await.0.generation, before.generation);
+            assert_eq!(next.write(0, &[2; 4096]).await, Status::SUCCESS);
+            assert!(next.read(0, 1).await.expect("read").iter().all(|byte| *byte == 2));
+            drop(former);
+        })
+    }
 }
 
 fn event_request(host: &mut Host) -> Command {

@@ -257,14 +257,18 @@ fn what_was_lost_is_over_when_its_connection_is_preempted() {
 }
 
 /// A change is under way when the target loses its power, and with it its reservations: nobody can be preempted. Ours answers who acquires
-/// the reservation again once the change has ended; of others nothing is known.
+/// the reservation again once the change has ended; of others nothing is known. Nor is anything of a connection that is still registered: it
+/// may write, and is preempted.
 #[test]
 fn what_was_lost_is_over_when_the_reservation_is_acquired_again() {
-    for (seed, target) in (0..5).flat_map(|seed| both_kinds().map(|target| (seed, target))) {
+    let seeds = (0..5).flat_map(|seed| [(seed, false), (seed, true)]);
+    let kinds = seeds.flat_map(|seed| both_kinds().map(|target| (seed, target)));
+    for ((seed, is_registered), target) in kinds {
         run(seed, async {
             let is_own = target.is_own;
-            let (net, target, paths) = two_paths(target);
-            let device = open(&net, &paths).await;
+            let (net, target, all) = two_paths(target);
+            let paths = if is_registered { &all[..1] } else { &all[..] };
+            let device = open(&net, paths).await;
             device.recognise_by(Some(witness()));
             device.fence(Epoch(4)).await.expect("nobody's");
             write(&device, 0, &mark(4)).await.expect("ours");
@@ -276,12 +280,15 @@ fn what_was_lost_is_over_when_the_reservation_is_acquired_again() {
                 reactor::sleep(Duration::from_millis(100)).await;
                 target.late.set(Duration::ZERO);
                 for path in paths {
-                    net.down(path);
+                    net.down(*path);
                 }
-                target.restart();
+                match is_registered {
+                    true => target.holder.set(None),
+                    false => target.restart(),
+                }
                 reactor::sleep(Duration::from_secs(1)).await;
                 for path in paths {
-                    target.listen(&net, path);
+                    target.listen(&net, *path);
                 }
             };
             let (written, ()) = join(write(&device, 8192, &first), cut).await;
@@ -289,7 +296,7 @@ fn what_was_lost_is_over_when_the_reservation_is_acquired_again() {
             write(&device, 8192, &second).await.expect("written");
             let took = begun.elapsed();
             let (landed, settled) = (Duration::from_secs(6), options().timing.settle(1000));
-            match is_own {
+            match is_own || is_registered {
                 true => assert!(took >= landed && took < landed + Duration::from_secs(1)),
                 false => assert!(took >= settled && took < settled + Duration::from_secs(1)),
             }
