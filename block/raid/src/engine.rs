@@ -35,6 +35,7 @@ use levada_base::{Epoch, IoVec, IoVecMut, RangeLocks, planted};
 use levada_device::{BlockError, DeviceInfo, Durability, IoFuture};
 use smallvec::SmallVec;
 use std::cell::{Cell, RefCell};
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
 use std::rc::Rc;
@@ -577,22 +578,32 @@ impl Engine {
         add(&self.standing_wanted, 1);
     }
 
-    /// Lets spares take the roles that nobody plays: of the spares, one with which the loss of an enclosure costs least, and
-    /// of several the one whose enclosure plays fewest roles.
+    /// The member that is out, and not waited for, whose role a spare takes next: of those that nobody plays the one with which the array
+    /// will bear most.
+    pub fn neediest(&self) -> Option<Rc<Member>> {
+        let out = self.roles_out();
+        let members = self.members.borrow();
+        let vacant = members
+            .iter()
+            .filter(|member| !member.is_live() && self.awaited(member).is_none())
+            .filter_map(|member| Some((member.role.get()?, member)));
+        let neediest =
+            vacant.min_by_key(|(role, _)| Reverse(self.layout.bears(out & !(1 << role))));
+        neediest.map(|(_, member)| Rc::clone(member))
+    }
+
+    /// Lets spares take the roles that nobody plays, the [neediest](Self::neediest) first: of the spares, one with which the loss of an
+    /// enclosure costs least, and of several the one whose enclosure plays fewest roles.
     pub fn fill_roles(&self) {
         loop {
+            let Some(vacant) = self.neediest() else { return };
             let members = self.members.borrow().clone();
-            let is_vacant = |member: &&Rc<Member>| {
-                !member.is_live() && member.role.get().is_some() && self.awaited(member).is_none()
-            };
-            let vacant = members.iter().find(is_vacant);
             let played = |enclosure: u16| {
                 let plays = |m: &&Rc<Member>| {
                     m.is_live() && m.role.get().is_some() && m.enclosure == enclosure
                 };
                 members.iter().filter(plays).count()
             };
-            let Some(vacant) = vacant else { return };
             let role = vacant.role.get().expect("found by its role");
             let needed_with = |spare: &Member| {
                 let roles = self.roles.borrow();

@@ -117,7 +117,7 @@ impl RaidArray {
         self.engine.replace(member, with).await
     }
 
-    /// Adds a hot spare and returns its index; a vacant role is its at once.
+    /// Adds a hot spare and returns its index; a vacant role is its at once, the [neediest](Self::neediest) of them.
     ///
     /// # Errors
     ///
@@ -241,6 +241,13 @@ impl RaidArray {
             scrub: engine.scrub.get(),
             scrubbed_below: engine.scrubbed.get().below,
         }
+    }
+
+    /// The member that is out whose role a spare takes next: the one with which the array will bear most. `None`: none is out, or all are
+    /// waited for.
+    #[must_use]
+    pub fn neediest(&self) -> Option<usize> {
+        self.engine.neediest().map(|member| member.index)
     }
 
     /// How many more drives may go, whichever, without those that are out and the members `without`.

@@ -17,15 +17,13 @@ use crate::drives;
 use levada_device::{Device, Drive};
 use levada_raid::{ArrayStatus, Level, MemberState, MemberStatus, Misfit};
 use levada_spec::{Bytes, DRIVE_RESERVED_BYTES, SLICE_ALIGN_BYTES};
-use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 /// A spare, and whom it helps.
 struct Help {
     spare: String,
     drive: Rc<Drive>,
-    lost: String,
     /// With the bytes of its part on the spare; without where the spare has that already.
     arrays: Vec<(Rc<ClusterArray>, Option<u64>)>,
 }
@@ -35,10 +33,13 @@ impl Operator {
     pub async fn use_spares(&self) {
         let _turn = self.admitting.acquire(1).await;
         while let Some(help) = self.next_help().await {
-            let (spare, lost) = (help.spare.clone(), help.lost.clone());
-            let names: Vec<_> =
-                help.arrays.iter().map(|(array, _)| array.spec.name.clone()).collect();
-            let arrays = names.join(", ");
+            let spare = help.spare.clone();
+            let helped = || help.arrays.iter().map(|(array, _)| array);
+            let arrays = helped().map(|array| array.spec.name.as_str()).collect::<Vec<_>>();
+            let arrays = arrays.join(", ");
+            // Each array gives it the place that matters most to it.
+            let lost: BTreeSet<_> = helped().filter_map(neediest).collect();
+            let lost = lost.into_iter().collect::<Vec<_>>().join(", ");
             match self.give(help).await {
                 Ok(()) => {
                     tracing::warn!(spare, lost, arrays, "a spare of the cluster takes its place");
@@ -133,7 +134,7 @@ impl Operator {
     async fn next_help(&self) -> Option<Help> {
         let wanting = self.wanting();
         // A spare that has room for it already was about to help.
-        for (lost, arrays) in &wanting {
+        for arrays in wanting.values() {
             for (spare, drive) in self.spares() {
                 let promised: Vec<_> = arrays
                     .iter()
@@ -141,14 +142,15 @@ impl Operator {
                     .map(|array| (Rc::clone(array), None))
                     .collect();
                 if !promised.is_empty() {
-                    return Some(Help { spare, drive, lost: lost.clone(), arrays: promised });
+                    return Some(Help { spare, drive, arrays: promised });
                 }
             }
         }
-        // Where more is lost one more would cost more.
+        // Where one more would cost most.
         let mut wanting: Vec<_> = wanting.into_iter().collect();
         wanting.sort_by_key(|(lost, arrays)| {
-            Reverse(arrays.iter().map(|array| vacant_beside(array, lost)).max())
+            let neediest = arrays.iter().filter(|array| neediest(array).as_ref() == Some(lost));
+            neediest.map(|array| array.array.bears_without(&[])).min().unwrap_or(usize::MAX)
         });
         for (lost, arrays) in wanting {
             let mut best: Option<(_, Help)> = None;
@@ -169,12 +171,11 @@ impl Operator {
                 let helped: Vec<_> =
                     parts.into_iter().map(|(array, bytes)| (array, Some(bytes))).collect();
                 let crowded: usize =
-                    helped.iter().map(|(array, _)| self.crowds(array, &lost, &spare)).sum();
+                    helped.iter().map(|(array, _)| self.crowds(array, &spare)).sum();
                 // Whoever helps most arrays, and crowds its enclosure least; of these the smallest.
                 let rank = (arrays.len() - helped.len(), crowded, capacity_bytes);
                 if best.as_ref().is_none_or(|(known, _)| rank < *known) {
-                    let lost = lost.clone();
-                    best = Some((rank, Help { spare, drive, lost, arrays: helped }));
+                    best = Some((rank, Help { spare, drive, arrays: helped }));
                 }
             }
             if let Some((_, help)) = best {
@@ -262,17 +263,15 @@ impl Operator {
         is_spare.then(|| if self.is_free(drive) { "spare" } else { "in use" })
     }
 
-    /// How far the enclosure of `spare` would hold more of the array than it bears, in the place of `lost`.
-    fn crowds(&self, array: &ClusterArray, lost: &str, spare: &str) -> usize {
+    /// How far the enclosure of `spare` would hold more of the array than it bears, in the place that it would have.
+    fn crowds(&self, array: &ClusterArray, spare: &str) -> usize {
         let file = self.latest.borrow();
         let Some(enclosure) = file.drive(spare).map(|drive| &drive.enclosure) else { return 0 };
         let in_enclosure =
             |drive: &str| file.drive(drive).is_some_and(|drive| drive.enclosure == *enclosure);
         let status = array.array.status();
-        let role_of = |member: &&MemberStatus| member.name == lost && member.role.is_some();
-        let Some(role) = status.members.iter().find(role_of).and_then(|member| member.role) else {
-            return 0;
-        };
+        let neediest = array.array.neediest().and_then(|index| status.members.get(index));
+        let Some(role) = neediest.and_then(|member| member.role) else { return 0 };
         let beside = status.members.iter().filter(|member| {
             let plays = member.state != MemberState::Faulty && in_enclosure(&member.name);
             plays && member.role.is_some_and(|other| share_stripes(&status, role, other))
@@ -286,15 +285,10 @@ impl Operator {
     }
 }
 
-/// How many roles that count together with that of a lost drive nobody plays.
-fn vacant_beside(array: &ClusterArray, lost: &str) -> usize {
-    let status = array.array.status();
-    let vacant = || {
-        let out = status.members.iter().filter(|member| member.state == MemberState::Faulty);
-        out.filter_map(|member| Some((&member.name, member.role?)))
-    };
-    let Some((_, role)) = vacant().find(|(name, _)| *name == lost) else { return 0 };
-    vacant().filter(|(_, other)| share_stripes(&status, role, *other)).count()
+/// The lost drive whose place a spare takes in the array.
+fn neediest(array: &Rc<ClusterArray>) -> Option<String> {
+    let index = array.array.neediest()?;
+    Some(array.array.status().members.swap_remove(index).name)
 }
 
 /// What a drive's blocks have against those of an array.

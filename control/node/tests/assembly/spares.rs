@@ -4,6 +4,7 @@ use crate::shelf::{
     Shelf, changed, cluster_file, fail, operator_of, read_file, served_as, status, write_file,
 };
 use levada_base::reactor::Reactor;
+use levada_node::arrays::ClusterArray;
 use levada_node::assembly::Cluster;
 use levada_node::control::{ControlReply, ControlRequest};
 use levada_node::drives::give_slices;
@@ -33,7 +34,7 @@ pub async fn rebuild(cluster: &Cluster) {
 
 /// The live members of each array beside those that it was made with, by name.
 pub fn came_in(cluster: &Cluster) -> Vec<Vec<String>> {
-    let of = |array: &Rc<levada_node::arrays::ClusterArray>| {
+    let of = |array: &Rc<ClusterArray>| {
         let members = array.array.status().members.into_iter();
         let live = members.filter(|member| member.state != MemberState::Faulty);
         live.map(|member| member.name).filter(|name| !array.spec.drives.contains(name)).collect()
@@ -235,6 +236,36 @@ fn who_has_no_spare_is_told_why() {
         rebuild(&cluster).await;
         fail(&operator, "d04", false).await.expect("bears it");
         assert_eq!(told().await.len(), 3, "data lacks two, metadata one");
+        cluster.stop().await;
+    });
+}
+
+/// One spare, and drives of both groups of a RAID 60 are lost: it goes where one more would cost most. A mirror, to which all matter
+/// alike, gives it the place of the first.
+#[test]
+fn a_spare_goes_where_one_more_loss_would_cost_most() {
+    Reactor::simulated(91).block_on(async {
+        let mut file = with_spares();
+        file.spares.truncate(1);
+        file.arrays[0].level = Level::Raid1 { copies: 2, spread: Spread::Enclosure };
+        let kind = ParityKind::Raid60 { groups: 2 };
+        file.arrays[1].level = Level::Parity { kind, data: 3, chunk: Bytes::kib(128) };
+        let shelf = Rc::new(Shelf::default());
+        let (cluster, operator) = operator_of(file, &shelf, "box/levada.toml".into()).await;
+        let members = cluster.arrays[1].array.status().members;
+        let role_of = |drive| members.iter().find(|member| member.name == drive)?.role;
+        // One of the first group and two of the second, which have no copies of the same metadata.
+        assert_eq!(["d02", "d05", "d09"].map(role_of), [Some(1), Some(7), Some(9)]);
+        for drive in ["d02", "d05", "d09"] {
+            fail(&operator, drive, false).await.expect("bears it");
+        }
+        operator.use_spares().await;
+        for (array, role) in cluster.arrays.iter().zip([1, 7]) {
+            let members = array.array.status().members;
+            let spare = members.iter().find(|member| member.name == "d10").expect("taken");
+            assert_eq!(spare.role, Some(role), "{}", array.spec.name);
+        }
+        rebuild(&cluster).await;
         cluster.stop().await;
     });
 }
