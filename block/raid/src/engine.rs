@@ -579,16 +579,21 @@ impl Engine {
     }
 
     /// The member that is out, and not waited for, whose role a spare takes next: of those that nobody plays the one with which the array
-    /// will bear most.
+    /// will bear most. Where one is not enough to bear more, one whose stripes have lost most.
     pub fn neediest(&self) -> Option<Rc<Member>> {
         let out = self.roles_out();
         let members = self.members.borrow();
-        let vacant = members
+        let vacant: SmallVec<[_; 8]> = members
             .iter()
             .filter(|member| !member.is_live() && self.awaited(member).is_none())
-            .filter_map(|member| Some((member.role.get()?, member)));
-        let neediest =
-            vacant.min_by_key(|(role, _)| Reverse(self.layout.bears(out & !(1 << role))));
+            .filter_map(|member| Some((member.role.get()?, member)))
+            .collect();
+        let layout = &self.layout;
+        let helps = |role| {
+            let beside = vacant.iter().filter(|(other, _)| layout.share_stripes(role, *other));
+            (layout.bears(out & !(1 << role)), beside.count())
+        };
+        let neediest = vacant.iter().min_by_key(|(role, _)| Reverse(helps(*role)));
         neediest.map(|(_, member)| Rc::clone(member))
     }
 

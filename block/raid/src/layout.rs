@@ -209,6 +209,15 @@ impl Layout {
         }
     }
 
+    /// Whether some stripe has chunks on both roles: there a loss of both counts twice.
+    pub fn share_stripes(&self, one: usize, other: usize) -> bool {
+        match (self.level, self.groups()) {
+            (_, Some(groups)) => one / groups.width == other / groups.width,
+            (Level::Raid1 { copies }, None) => raid1::share(self.width, copies, one, other),
+            (_, None) => true,
+        }
+    }
+
     /// True when a stripe has the same slot on every role.
     pub fn slot_is_stripe(&self) -> bool {
         match (self.level, self.groups()) {
@@ -263,6 +272,21 @@ mod tests {
                     prop_assert!(taken.insert((place.role, place.slot)));
                     prop_assert_eq!(layout.chunk_in(place), (stripe, chunk));
                 }
+            }
+        }
+
+        /// Roles share stripes exactly when one of these has chunks on both.
+        #[test]
+        fn roles_share_what_a_stripe_has_on_both(layout in layouts()) {
+            let layout = Layout { stripes: layout.width as u64, ..layout };
+            let mut shared = HashSet::new();
+            for stripe in 0..layout.stripes {
+                let role = |chunk| layout.place(stripe, chunk).role;
+                let pairs = (0..layout.chunks()).flat_map(|one| (0..layout.chunks()).map(move |other| (one, other)));
+                shared.extend(pairs.map(|(one, other)| (role(one), role(other))));
+            }
+            for (one, other) in (0..layout.width).flat_map(|one| (0..layout.width).map(move |other| (one, other))) {
+                prop_assert_eq!(layout.share_stripes(one, other), shared.contains(&(one, other)));
             }
         }
 

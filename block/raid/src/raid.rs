@@ -243,11 +243,18 @@ impl RaidArray {
         }
     }
 
-    /// The member that is out whose role a spare takes next: the one with which the array will bear most. `None`: none is out, or all are
+    /// The member that is out whose role a spare takes next: the one with which the array will bear most, or whose
+    /// stripes have lost most. `None`: none is out, or all are
     /// waited for.
     #[must_use]
     pub fn neediest(&self) -> Option<usize> {
         self.engine.neediest().map(|member| member.index)
+    }
+
+    /// Whether some stripe has chunks on both roles: there a loss of both counts twice.
+    #[must_use]
+    pub fn share_stripes(&self, one: usize, other: usize) -> bool {
+        self.engine.layout.share_stripes(one, other)
     }
 
     /// How many more drives may go, whichever, without those that are out and the members `without`.

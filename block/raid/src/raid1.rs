@@ -30,6 +30,12 @@ pub(crate) fn survives(width: usize, copies: usize, out: u64) -> bool {
     (0..width).all(|first| (0..copies).any(|copy| out >> ((first + copy) % width) & 1 == 0))
 }
 
+/// Whether both roles have copies of something.
+pub(crate) fn share(width: usize, copies: usize, one: usize, other: usize) -> bool {
+    let apart = one.abs_diff(other);
+    apart.min(width - apart) < copies
+}
+
 /// How many more may go, whichever: all but one of the copies that are left of what has the fewest.
 pub(crate) fn bears(width: usize, copies: usize, out: u64) -> usize {
     let left = |first| (0..copies).filter(|copy| out >> ((first + copy) % width) & 1 == 0).count();

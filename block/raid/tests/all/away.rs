@@ -774,33 +774,36 @@ fn what_an_array_can_do_without_depends_on_who_is_out() {
     });
 }
 
-/// A spare that comes while members of both groups are out goes to the group that has lost more, and the next to the other member of that.
+/// Spares that come one after the other while members of several groups are out go where one more loss would cost most; where one is not
+/// enough to bear more, to whichever group has lost most by then.
 #[test]
 fn a_spare_goes_where_one_more_loss_would_cost_most() {
-    Reactor::simulated(16).block_on(async {
-        let rig = Rig::new(Level::Raid60 { groups: 2 }, 10, 2, 8 << 10, STRIPES);
-        let array = rig.create().await;
-        let members = array.status().members.into_iter().filter(|member| member.role.is_none());
-        let spares: Vec<_> = members.map(|member| member.index).collect();
-        for index in &spares {
-            array.fail(*index).await.expect("a spare");
-        }
-        let player = |role| {
-            let members = array.status().members.into_iter();
-            members.filter(|it| it.role == Some(role)).map(|it| it.index).next().expect("played")
-        };
-        let lost = [1, 5, 7];
-        for role in lost {
-            array.fail(player(role)).await.expect("it bears that");
-        }
-        assert_eq!(array.neediest(), Some(player(5)));
-        for (index, roles) in spares.iter().zip([&[1, 7][..], &[1]]) {
-            array.replace(*index, rig.member(*index)).await.expect("taken");
-            let members = array.status().members;
-            let out = |role: &usize| {
-                members.iter().all(|it| it.role != Some(*role) || it.state == MemberState::Faulty)
-            };
-            assert_eq!(lost.into_iter().filter(out).collect::<Vec<_>>(), roles);
-        }
-    });
+    for (groups, lost, order) in [
+        (2, &[1, 5, 7][..], &[5, 7][..]),
+        (3, &[1, 4, 5, 8, 9], &[4, 8, 1]),
+        (2, &[0, 1, 4, 5], &[0, 4, 1]),
+    ] {
+        Reactor::simulated(16).block_on(async {
+            let (width, spares) = (4 * groups, order.len());
+            let level = Level::Raid60 { groups };
+            let rig = Rig::new(level, width + spares, spares, 8 << 10, STRIPES);
+            let array = rig.create().await;
+            let members = || array.status().members.into_iter();
+            let spares: Vec<_> =
+                members().filter(|it| it.role.is_none()).map(|it| it.index).collect();
+            for index in &spares {
+                array.fail(*index).await.expect("a spare");
+            }
+            for role in lost {
+                let player = members().find(|it| it.role == Some(*role)).expect("played");
+                array.fail(player.index).await.expect("it bears that");
+            }
+            for (spare, role) in spares.iter().zip(order) {
+                let neediest = array.neediest().expect("some are lost");
+                assert_eq!(members().nth(neediest).and_then(|it| it.role), Some(*role));
+                array.replace(*spare, rig.member(*spare)).await.expect("taken");
+                assert_eq!(members().nth(*spare).and_then(|it| it.role), Some(*role));
+            }
+        });
+    }
 }

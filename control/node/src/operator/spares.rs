@@ -15,9 +15,10 @@ use super::{Operator, is_promised};
 use crate::arrays::{self, ClusterArray};
 use crate::drives;
 use levada_device::{Device, Drive};
-use levada_raid::{ArrayStatus, Level, MemberState, MemberStatus, Misfit};
+use levada_raid::{Level, MemberState, MemberStatus, Misfit};
 use levada_spec::{Bytes, DRIVE_RESERVED_BYTES, SLICE_ALIGN_BYTES};
-use std::collections::{BTreeMap, BTreeSet};
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// A spare, and whom it helps.
@@ -34,23 +35,18 @@ impl Operator {
         let _turn = self.admitting.acquire(1).await;
         while let Some(help) = self.next_help().await {
             let spare = help.spare.clone();
-            let helped = || help.arrays.iter().map(|(array, _)| array);
-            let arrays = helped().map(|array| array.spec.name.as_str()).collect::<Vec<_>>();
-            let arrays = arrays.join(", ");
-            // Each array gives it the place that matters most to it.
-            let lost: BTreeSet<_> = helped().filter_map(neediest).collect();
-            let lost = lost.into_iter().collect::<Vec<_>>().join(", ");
+            let places = help.arrays.iter().map(|(array, _)| place_in(array)).collect::<Vec<_>>();
+            let places = places.join(", ");
             match self.give(help).await {
                 Ok(()) => {
-                    tracing::warn!(spare, lost, arrays, "a spare of the cluster takes its place");
+                    tracing::warn!(spare, places, "a spare of the cluster comes in");
                     self.changed.notify_all();
                 }
                 Err(error) => {
                     // Tried again when something changes.
-                    tracing::error!(spare, lost, arrays, error, "the spare was not taken");
-                    let why = format!(
-                        "spare {spare} could not take the place of {lost} in {arrays}: {error}"
-                    );
+                    tracing::error!(spare, places, error, "the spare was not taken");
+                    let why =
+                        format!("spare {spare} could not take the place of {places}: {error}");
                     self.no_help.replace(vec![why]);
                     return;
                 }
@@ -130,7 +126,7 @@ impl Operator {
         Ok(())
     }
 
-    /// The first drive that is lost and has no successor, and the spare that suits best.
+    /// The arrays that lack a drive which has no successor, and the spare that suits them best.
     async fn next_help(&self) -> Option<Help> {
         let wanting = self.wanting();
         // A spare that has room for it already was about to help.
@@ -146,11 +142,11 @@ impl Operator {
                 }
             }
         }
-        // Where one more would cost most.
+        // The array first that bears least, and of its drives one that helps others as well: which place a spare has each array says itself.
         let mut wanting: Vec<_> = wanting.into_iter().collect();
-        wanting.sort_by_key(|(lost, arrays)| {
-            let neediest = arrays.iter().filter(|array| neediest(array).as_ref() == Some(lost));
-            neediest.map(|array| array.array.bears_without(&[])).min().unwrap_or(usize::MAX)
+        wanting.sort_by_key(|(_, arrays)| {
+            let bears = arrays.iter().map(|array| array.array.bears_without(&[])).min();
+            (bears, Reverse(arrays.len()))
         });
         for (lost, arrays) in wanting {
             let mut best: Option<(_, Help)> = None;
@@ -274,7 +270,7 @@ impl Operator {
         let Some(role) = neediest.and_then(|member| member.role) else { return 0 };
         let beside = status.members.iter().filter(|member| {
             let plays = member.state != MemberState::Faulty && in_enclosure(&member.name);
-            plays && member.role.is_some_and(|other| share_stripes(&status, role, other))
+            plays && member.role.is_some_and(|other| array.array.share_stripes(role, other))
         });
         match status.level {
             Level::Raid0 => 0,
@@ -285,27 +281,14 @@ impl Operator {
     }
 }
 
-/// The lost drive whose place a spare takes in the array.
-fn neediest(array: &Rc<ClusterArray>) -> Option<String> {
-    let index = array.array.neediest()?;
-    Some(array.array.status().members.swap_remove(index).name)
+/// The place that a spare takes in an array, as in `d05 in data`.
+fn place_in(array: &ClusterArray) -> String {
+    let members = array.array.status().members;
+    let neediest = array.array.neediest().and_then(|index| members.get(index));
+    format!("{} in {}", neediest.map_or("none", |member| &member.name), array.spec.name)
 }
 
 /// What a drive's blocks have against those of an array.
 fn misfit(array: &ClusterArray, drive: &Drive) -> Option<Misfit> {
     Misfit::of(drive.device().info(), array.array.info().block_bytes)
-}
-
-/// Whether a loss of both roles counts twice in some stripe.
-fn share_stripes(status: &ArrayStatus, one: usize, other: usize) -> bool {
-    let width = status.members.iter().filter_map(|member| member.role).max().map_or(1, |r| r + 1);
-    let apart = one.abs_diff(other);
-    match status.level {
-        Level::Raid1 { copies } => apart.min(width - apart) < copies,
-        Level::Raid50 { groups } | Level::Raid60 { groups } => {
-            let of_group = (width / groups).max(1);
-            one / of_group == other / of_group
-        }
-        Level::Raid0 | Level::Raid5 | Level::Raid6 | Level::NPlusM { .. } => true,
-    }
 }
