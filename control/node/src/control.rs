@@ -198,7 +198,7 @@ pub struct PathStatus {
     pub address: String,
     /// `optimized`, `non-optimized`, `unusable`, `down`.
     pub state: String,
-    /// Why it is not used.
+    /// Why it is not used; of one that is used what is the matter with it.
     pub why: Option<String>,
 }
 

@@ -71,7 +71,7 @@ pub struct PathStatus {
     /// As it was written, as long as that is a name that could not be looked up.
     pub address: String,
     pub standing: Standing,
-    /// Why it is not connected, or not used.
+    /// Why it is not connected, or not used; of one that is used what is the matter with it.
     pub why: Option<String>,
 }
 
@@ -215,7 +215,7 @@ impl<N: Network> Paths<N> {
         let status = |path: &Path<N::Stream>| PathStatus {
             address: path.place.to_string(),
             standing: path.standing.get(),
-            why: path.why.borrow().clone(),
+            why: path.why.borrow().clone().or_else(|| path.damage()),
         };
         self.paths.iter().map(status).collect()
     }
@@ -771,7 +771,6 @@ impl<N: Network> Paths<N> {
             let (subsystem, address) = (&self.subsystem, &path.place);
             let what = "data arrive damaged over a path, and are sent again: look at its network (told once)";
             tracing::warn!(%subsystem, %address, "{what}");
-            *path.why.borrow_mut() = Some("data arrive damaged over it".into());
         }
     }
 
@@ -810,6 +809,11 @@ impl<S: levada_base::stream::ByteStream + 'static> Path<S> {
     pub(super) fn is_usable(&self) -> bool {
         let is_untouched = || self.controller.borrow().as_ref().is_some_and(|it| it.is_untouched());
         self.is_reached() && is_untouched()
+    }
+
+    /// What was the matter with data since it was connected.
+    fn damage(&self) -> Option<String> {
+        self.has_told_of_damage.get().then(|| "data arrive damaged over it".into())
     }
 
     fn has_connection(&self, host_id: &HostId) -> bool {

@@ -163,7 +163,7 @@ impl Operator {
                 }
             }
         }
-        problems.extend(lost_paths(&drives));
+        problems.extend(bad_paths(&drives));
         for (array, shown) in self.cluster.arrays.iter().zip(&arrays) {
             problems.extend(self.problem_of(array, &shown.state));
             let status = array.array.status();
@@ -459,22 +459,24 @@ pub(super) fn stripe_bytes(array: &ClusterArray) -> u64 {
     array.array.geometry().stripe_bytes
 }
 
-/// Paths that drives on the network have lost, path by path: most often it is the same for all of an enclosure.
-fn lost_paths(drives: &[DriveStatus]) -> Vec<String> {
+/// Paths that drives on the network have lost, and those with which something is the matter, path by path: most often it is the same for all of
+/// an enclosure.
+fn bad_paths(drives: &[DriveStatus]) -> Vec<String> {
     // One reason is told, that of the first: they differ by the moment at which each was asked.
-    let mut lost: BTreeMap<(&str, &str), (&str, Vec<&str>)> = BTreeMap::new();
+    let mut bad: BTreeMap<(&str, &str, bool), (&str, Vec<&str>)> = BTreeMap::new();
     for drive in drives {
-        for path in drive.paths.iter().filter(|path| !path.is_usable()) {
+        for path in drive.paths.iter().filter(|path| !path.is_usable() || path.why.is_some()) {
             let why = path.why.as_deref().unwrap_or("not connected");
-            let of = (&*drive.enclosure, &*path.address);
-            lost.entry(of).or_insert((why, Vec::new())).1.push(&drive.name);
+            let of = (&*drive.enclosure, &*path.address, path.is_usable());
+            bad.entry(of).or_insert((why, Vec::new())).1.push(&drive.name);
         }
     }
-    let told = lost.into_iter().map(|((enclosure, address), (why, drives))| {
+    let told = bad.into_iter().map(|((enclosure, address, is_usable), (why, drives))| {
         let more = drives.len().saturating_sub(DRIVES_NAMED);
         let named = drives[..drives.len() - more].join(", ");
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-        format!("enclosure {enclosure}: no path over {address} to {named}{more}: {why}")
+        let path = if is_usable { "the path" } else { "no path" };
+        format!("enclosure {enclosure}: {path} over {address} to {named}{more}: {why}")
     });
     told.collect()
 }
@@ -569,5 +571,40 @@ fn ops_of(target: &Target) -> Vec<OpMeters> {
             all.iter().map(|(kind, meter)| OpMeters::of(kind, "", meter)).collect()
         }
         Service::Stopped { .. } => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::PathStatus;
+
+    #[test]
+    fn paths_are_told_of_that_are_lost_or_damage_data() {
+        let path = |address: &str, state: &str, why: Option<&str>| PathStatus {
+            address: address.into(),
+            state: state.into(),
+            why: why.map(Into::into),
+        };
+        let drive = |number: u32| DriveStatus {
+            name: format!("e1-{number}"),
+            enclosure: "e1".into(),
+            paths: vec![
+                path(
+                    "10.0.0.1:4420",
+                    "optimized",
+                    (number > 1).then_some("data arrive damaged over it"),
+                ),
+                path("10.0.1.1:4420", "down", None),
+                path("10.0.2.1:4420", "non-optimized", None),
+            ],
+            ..DriveStatus::default()
+        };
+        let told = bad_paths(&[drive(1), drive(2), drive(3)]);
+        let expected = [
+            "enclosure e1: the path over 10.0.0.1:4420 to e1-2, e1-3: data arrive damaged over it",
+            "enclosure e1: no path over 10.0.1.1:4420 to e1-1, e1-2, e1-3: not connected",
+        ];
+        assert_eq!(told, expected);
     }
 }

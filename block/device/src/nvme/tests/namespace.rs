@@ -557,6 +557,10 @@ fn damaged_data_are_asked_for_again() {
         target.damages.set(3);
         assert_eq!(read(&device, 0, 40_960).await.expect("read"), data[..]);
         assert_eq!(target.damages.get(), 0);
+        // Whoever looks is told, though all paths are used.
+        let told: Vec<_> = device.paths().into_iter().filter_map(|path| path.why).collect();
+        assert!(!told.is_empty() && told.iter().all(|why| why.contains("damaged")), "{told:?}");
+        assert!(device.paths().iter().all(|path| path.standing == Standing::Optimized));
         // Not for ever.
         target.damages.set(1000);
         let damaged = read(&device, 0, 512).await;
