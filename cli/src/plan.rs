@@ -179,3 +179,28 @@ fn compare(loaded: &Loaded) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_that_sit_worse_than_is_asked_for_are_refused() {
+        let mut cluster =
+            ClusterFile::box_default(Path::new("box"), 40 << 30).expect("room enough");
+        let placed = Placed { array: "data".into(), borne: 0, by_file: 1, needed: Vec::new() };
+        let refuse = |cluster: &ClusterFile| {
+            let displaced = std::slice::from_ref(&placed);
+            refuse_less_than_asked(cluster, displaced).map_err(|error| error.to_string())
+        };
+        assert_eq!(refuse(&cluster), Ok(()), "nothing is asked for");
+        let says = Err("array data survives the loss of 0 of its enclosures where its drives sit now; at least 1 is asked for".to_owned());
+        cluster.filesystems[0].required.enclosures = Some(1);
+        assert_eq!(refuse(&cluster), says);
+        cluster.filesystems[0].required.enclosures = None;
+        cluster.arrays[1].required.enclosures = Some(1);
+        assert_eq!(refuse(&cluster), says);
+        cluster.arrays[1].required.enclosures = Some(0);
+        assert_eq!(refuse(&cluster), Ok(()));
+    }
+}

@@ -70,6 +70,21 @@ fn threads(process: u32, prefix: &str) -> usize {
     named.count()
 }
 
+/// Connections of TCP that a process has (proc(5), `net/tcp`: the state is the fourth word, and the inode the tenth).
+fn connections(process: u32) -> usize {
+    const ESTABLISHED: &str = "01";
+    let open = std::fs::read_dir(format!("/proc/{process}/fd")).expect("it runs").flatten();
+    let open: Vec<_> = open.filter_map(|fd| std::fs::read_link(fd.path()).ok()).collect();
+    let all =
+        std::fs::read_to_string(format!("/proc/{process}/net/tcp")).expect("it has a network");
+    let is_its_own = |line: &&str| {
+        let words: Vec<_> = line.split_whitespace().collect();
+        words[3] == ESTABLISHED
+            && open.iter().any(|it| it.as_os_str() == &*format!("socket:[{}]", words[9]))
+    };
+    all.lines().skip(1).filter(is_its_own).count()
+}
+
 #[test]
 fn other_cores_carry_connections_and_whoever_is_told_to_end_ends_in_order() {
     let mut array = Box::new();
@@ -80,6 +95,8 @@ fn other_cores_carry_connections_and_whoever_is_told_to_end_ends_in_order() {
     array.ok(&[&["create", "far", "--level", "5"][..], &urls].concat());
     array.serve(&[&["--network-cores", "2"][..], &urls].concat());
     assert_eq!(threads(array.server(), "carrier-"), 2);
+    // To each of four drives over each of two paths: one to administer, and one for I/O for each core.
+    wait_until("all are connected", || connections(array.server()) == 4 * 2 * (1 + 2));
     let file = File::options().read(true).write(true).open(array.file()).expect("open");
     round(&file, 1, 16);
     drawers[0].ok("path", &["1", "down"]);
@@ -553,6 +570,13 @@ fn an_enclosure_says_how_it_is_and_what_it_refuses() {
     let bays: serde_json::Value = serde_json::from_str(body).expect("JSON");
     assert_eq!((&bays[0]["has_drive"], &bays[1]["has_drive"]), (&true.into(), &false.into()));
     assert_eq!(bays[0]["health"]["used_percent"], 95, "{bays}");
+    let guid = |bay: usize| bays[bay]["guid"].as_str().map(str::to_owned).expect("it has one");
+    assert!(guid(0).len() == 32 && guid(0) != guid(1), "{bays}");
+    let whole = ask("GET / HTTP/1.1\r\n\r\n");
+    let (_, body) = whole.split_once("\r\n\r\n").expect("a body");
+    let whole: serde_json::Value = serde_json::from_str(body).expect("JSON");
+    assert_eq!((&whole["bays"], &whole["has_power"]), (&bays, &true.into()), "{whole}");
+    assert!(whole["paths"][0]["address"].is_string() && whole["subsystem"].is_string(), "{whole}");
     let head_only = ask("HEAD /bays?now=1 HTTP/1.1\r\n\r\n");
     assert!(
         head_only.starts_with("HTTP/1.1 200") && head_only.ends_with("\r\n\r\n"),

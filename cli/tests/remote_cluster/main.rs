@@ -106,6 +106,14 @@ fn a_cluster_outlives_paths_and_an_enclosure() {
     ] {
         assert!(planned.contains(part), "{part}: {planned}");
     }
+    // A layout that survives less than is asked for is no layout.
+    let file = fs::read_to_string(cluster.path("levada.toml")).expect("read");
+    let asks_more = file.replace("enclosures = 1", "enclosures = 2");
+    fs::write(cluster.path("levada.toml"), asks_more).expect("written");
+    for order in ["plan", "up"] {
+        cluster.refused(&[order], &["2 enclosures, and survives that of 1"]);
+    }
+    fs::write(cluster.path("levada.toml"), file).expect("written");
     // All paths are looked at, though one is enough.
     let nowhere = " of enclosure e3 leads to none of its drives: ";
     assert!(!planned.contains(nowhere), "{planned}");

@@ -92,6 +92,10 @@ impl Bay {
         self.health().warnings.difference(before)
     }
 
+    pub fn guid(&self) -> u128 {
+        u128::from_be_bytes(self.guid)
+    }
+
     pub fn size_bytes(&self) -> u64 {
         self.volume.size_bytes()
     }

@@ -42,6 +42,9 @@ pub struct BayStatus {
     /// Also the number of its namespace.
     pub bay: u32,
     pub has_drive: bool,
+    /// As hosts see the drive (NGUID), in hexadecimal digits.
+    #[serde(default)]
+    pub guid: String,
     pub size_bytes: u64,
     /// Every request takes so much longer, by order.
     #[serde(default)]
@@ -119,6 +122,7 @@ impl Enclosure {
         let bays = self.bays.iter().map(|bay| BayStatus {
             bay: bay.number,
             has_drive: bay.is_in.get(),
+            guid: format!("{:032x}", bay.guid()),
             size_bytes: bay.size_bytes(),
             slow_by_ms: bay.slowness().as_millis() as u64,
             health: DriveHealth::of(&bay.health()),
