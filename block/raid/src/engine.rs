@@ -579,21 +579,20 @@ impl Engine {
     }
 
     /// The member that is out, and not waited for, whose role a spare takes next: of those that nobody plays the one with which the array
-    /// will bear most. Where one is not enough to bear more, one whose stripes have lost most.
+    /// will bear most. Where one is not enough for that, one whose stripes lack most; those of members that are rebuilt are lacking.
     pub fn neediest(&self) -> Option<Rc<Member>> {
         let out = self.roles_out();
         let members = self.members.borrow();
-        let vacant: SmallVec<[_; 8]> = members
+        let vacant = members
             .iter()
             .filter(|member| !member.is_live() && self.awaited(member).is_none())
-            .filter_map(|member| Some((member.role.get()?, member)))
-            .collect();
+            .filter_map(|member| Some((member.role.get()?, member)));
         let layout = &self.layout;
         let helps = |role| {
-            let beside = vacant.iter().filter(|(other, _)| layout.share_stripes(role, *other));
-            (layout.bears(out & !(1 << role)), beside.count())
+            let lacks = |other: &usize| out >> other & 1 == 1 && layout.share_stripes(role, *other);
+            (layout.bears(out & !(1 << role)), (0..layout.width).filter(lacks).count())
         };
-        let neediest = vacant.iter().min_by_key(|(role, _)| Reverse(helps(*role)));
+        let neediest = vacant.min_by_key(|(role, _)| Reverse(helps(*role)));
         neediest.map(|(_, member)| Rc::clone(member))
     }
 

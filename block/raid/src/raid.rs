@@ -243,9 +243,8 @@ impl RaidArray {
         }
     }
 
-    /// The member that is out whose role a spare takes next: the one with which the array will bear most, or whose
-    /// stripes have lost most. `None`: none is out, or all are
-    /// waited for.
+    /// The member that is out whose role a spare takes next: the one with which the array will bear most, or else one whose stripes lack most.
+    /// `None`: none is out, or all are waited for.
     #[must_use]
     pub fn neediest(&self) -> Option<usize> {
         self.engine.neediest().map(|member| member.index)
