@@ -12,7 +12,7 @@
 //! array still wants it, and free otherwise.
 
 use super::{Operator, is_promised};
-use crate::arrays::{self, ClusterArray};
+use crate::arrays::ClusterArray;
 use crate::drives;
 use levada_device::{Device, Drive};
 use levada_raid::{Level, MemberState, MemberStatus, Misfit};
@@ -29,35 +29,36 @@ struct Help {
     arrays: Vec<(Rc<ClusterArray>, Option<u64>)>,
 }
 
+/// Why an array has not taken a spare, by the names of both.
+type Refused = BTreeMap<(String, String), String>;
+
 impl Operator {
     /// Puts spares of the cluster in the place of whatever is lost and has none of its array.
     pub async fn use_spares(&self) {
         let _turn = self.admitting.acquire(1).await;
-        while let Some(help) = self.next_help().await {
+        // Tried again when something changes; others are helped meanwhile.
+        let mut refused = Refused::new();
+        while let Some(help) = self.next_help(&refused).await {
             let spare = help.spare.clone();
-            let places = help.arrays.iter().map(|(array, _)| place_in(array)).collect::<Vec<_>>();
-            let places = places.join(", ");
-            match self.give(help).await {
-                Ok(()) => {
-                    tracing::warn!(spare, places, "a spare of the cluster comes in");
-                    self.changed.notify_all();
-                }
-                Err(error) => {
-                    // Tried again when something changes.
-                    tracing::error!(spare, places, error, "the spare was not taken");
-                    let why =
-                        format!("spare {spare} could not take the place of {places}: {error}");
-                    self.no_help.replace(vec![why]);
-                    return;
+            for (array, given) in self.give(help).await {
+                match given {
+                    Ok(()) => {
+                        tracing::warn!(spare, array, "a spare of the cluster comes in");
+                        self.changed.notify_all();
+                    }
+                    Err(error) => {
+                        tracing::error!(spare, array, error, "the spare was not taken");
+                        refused.insert((spare.clone(), array), error);
+                    }
                 }
             }
         }
-        let why = self.why_no_help().await;
+        let why = self.why_no_help(&refused).await;
         self.no_help.replace(why);
     }
 
     /// Why what is lost stays so, array by array; nothing where nobody counted on spares.
-    async fn why_no_help(&self) -> Vec<String> {
+    async fn why_no_help(&self, refused: &Refused) -> Vec<String> {
         let spares = self.latest.borrow().spares.clone();
         let mut all = Vec::new();
         for (lost, arrays) in self.wanting() {
@@ -66,8 +67,11 @@ impl Operator {
                     continue;
                 }
                 let needed = self.needed_bytes(&array).await;
-                let why = spares.iter().map(|spare| self.why_not(spare, &array, needed));
-                let mut why: Vec<String> = why.collect();
+                let why_not = |spare: &String| match refused.get(&key_of(spare, &array)) {
+                    Some(error) => format!("{spare} could not be taken: {error}"),
+                    None => self.why_not(spare, &array, needed),
+                };
+                let mut why: Vec<String> = spares.iter().map(why_not).collect();
                 if why.is_empty() {
                     why.push("its own are used up, and the cluster has none".into());
                 }
@@ -103,7 +107,8 @@ impl Operator {
         }
     }
 
-    async fn give(&self, help: Help) -> Result<(), String> {
+    /// What each array says of it, by its name.
+    async fn give(&self, help: Help) -> Vec<(String, Result<(), String>)> {
         let mut drive = help.drive;
         let parts: Vec<_> = help
             .arrays
@@ -111,23 +116,31 @@ impl Operator {
             .filter_map(|(array, bytes)| Some((&array.spec, array.array.status().uuid, (*bytes)?)))
             .collect();
         if !parts.is_empty() {
-            let given = drives::give_slices(&drive, self.cluster.drives.epoch, &parts).await;
-            drive = given.map_err(|error| error.to_string())?;
+            match drives::give_slices(&drive, self.cluster.drives.epoch, &parts).await {
+                Ok(labelled) => drive = labelled,
+                Err(error) => {
+                    let of = |array: &Rc<ClusterArray>| array.spec.name.clone();
+                    let refused = help.arrays.iter().map(|(array, _)| of(array));
+                    return refused.map(|array| (array, Err(error.to_string()))).collect();
+                }
+            }
             if let Some((_, known)) = self.drives.borrow_mut().get_mut(&help.spare) {
                 *known = Ok(Rc::clone(&drive));
             }
         }
         let file = self.latest.borrow().clone();
+        let mut given = Vec::new();
         for (array, _) in &help.arrays {
             let admitted = array.admit(&file, &help.spare, &drive).await;
-            let failed = |source| arrays::ArrayError { array: array.spec.name.clone(), source };
-            admitted.map_err(|error| failed(error).to_string())?;
+            given.push((array.spec.name.clone(), admitted.map_err(|error| error.to_string())));
         }
-        Ok(())
+        given
     }
 
-    /// The arrays that lack a drive which has no successor, and the spare that suits them best.
-    async fn next_help(&self) -> Option<Help> {
+    /// The arrays that lack a drive which has no successor, and the spare that suits them best, of those that they have not refused.
+    async fn next_help(&self, refused: &Refused) -> Option<Help> {
+        let may_have =
+            |spare: &String, array: &Rc<ClusterArray>| !refused.contains_key(&key_of(spare, array));
         let wanting = self.wanting();
         // A spare that has room for it already was about to help.
         for arrays in wanting.values() {
@@ -135,6 +148,7 @@ impl Operator {
                 let promised: Vec<_> = arrays
                     .iter()
                     .filter(|array| is_promised(array, &drive) && !self.is_free(&spare))
+                    .filter(|array| may_have(&spare, array))
                     .map(|array| (Rc::clone(array), None))
                     .collect();
                 if !promised.is_empty() {
@@ -142,7 +156,8 @@ impl Operator {
                 }
             }
         }
-        // The array first that bears least, and of its drives one that helps others as well: which place a spare has each array says itself.
+        // Of lost drives the one first of which an array bears least, and of those one that others lack as well: which place the spare has each
+        // array says itself.
         let mut wanting: Vec<_> = wanting.into_iter().collect();
         wanting.sort_by_key(|(_, arrays)| {
             let bears = arrays.iter().map(|array| array.array.bears_without(&[])).min();
@@ -157,7 +172,7 @@ impl Operator {
                 let capacity_bytes = drive.label().capacity_bytes;
                 let fitting: Vec<_> = arrays
                     .iter()
-                    .filter(|array| misfit(array, &drive).is_none())
+                    .filter(|array| misfit(array, &drive).is_none() && may_have(&spare, array))
                     .map(Rc::clone)
                     .collect();
                 let parts = self.parts(&fitting, &lost, capacity_bytes).await;
@@ -181,8 +196,8 @@ impl Operator {
         None
     }
 
-    /// Which of the arrays a drive of this capacity can help, and the bytes that it gives to each: as many as in the
-    /// place of the lost drive, else as many as they need, one after the other.
+    /// Which of the arrays a drive of this capacity can help, and the bytes that it gives to each: as many as it would
+    /// if it were the lost drive, else as many as they need, one after the other.
     async fn parts(
         &self,
         arrays: &[Rc<ClusterArray>],
@@ -281,11 +296,8 @@ impl Operator {
     }
 }
 
-/// The place that a spare takes in an array, as in `d05 in data`.
-fn place_in(array: &ClusterArray) -> String {
-    let members = array.array.status().members;
-    let neediest = array.array.neediest().and_then(|index| members.get(index));
-    format!("{} in {}", neediest.map_or("none", |member| &member.name), array.spec.name)
+fn key_of(spare: &str, array: &ClusterArray) -> (String, String) {
+    (spare.to_owned(), array.spec.name.clone())
 }
 
 /// What a drive's blocks have against those of an array.

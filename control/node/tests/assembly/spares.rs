@@ -270,6 +270,32 @@ fn a_spare_goes_where_one_more_loss_would_cost_most() {
     });
 }
 
+/// Two arrays on drives of their own have lost one each, and there is one spare: it goes to the one that bears less by now.
+#[test]
+fn the_array_that_bears_least_is_helped_first() {
+    Reactor::simulated(92).block_on(async {
+        let mut file = with_spares();
+        file.spares.truncate(1);
+        file.arrays[0].drives.truncate(5);
+        file.arrays[1].drives.drain(..5);
+        file.arrays[1].level =
+            Level::Parity { kind: ParityKind::Raid5, data: 4, chunk: Bytes::kib(128) };
+        let shelf = Rc::new(Shelf::default());
+        let (cluster, operator) = operator_of(file, &shelf, "box/levada.toml".into()).await;
+        for array in 0..2 {
+            let lost = cluster.arrays[array].spec.drives[0].clone();
+            fail(&operator, &lost, false).await.expect("bears it");
+        }
+        let bears: Vec<_> =
+            cluster.arrays.iter().map(|array| array.array.bears_without(&[])).collect();
+        assert_eq!(bears, [1, 0]);
+        operator.use_spares().await;
+        assert_eq!(came_in(&cluster), [vec![], vec!["d10".to_owned()]]);
+        rebuild(&cluster).await;
+        cluster.stop().await;
+    });
+}
+
 /// An array's own spare goes first.
 #[test]
 fn a_spare_of_the_array_goes_first() {
