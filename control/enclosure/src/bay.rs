@@ -92,6 +92,7 @@ impl Bay {
         self.health().warnings.difference(before)
     }
 
+    /// Of the namespace: that of enclosure and bay.
     pub fn guid(&self) -> u128 {
         u128::from_be_bytes(self.guid)
     }

@@ -42,7 +42,7 @@ pub struct BayStatus {
     /// Also the number of its namespace.
     pub bay: u32,
     pub has_drive: bool,
-    /// As hosts see the drive (NGUID), in hexadecimal digits.
+    /// Of its namespace (NGUID), in hexadecimal digits, whichever drive is in.
     #[serde(default)]
     pub guid: String,
     pub size_bytes: u64,

@@ -382,7 +382,7 @@ impl<N: Network> Paths<N> {
         let registers = matches!(request, ReservationRequest::Register { .. });
         if registers {
             let mut registering = self.owner.registering.borrow_mut();
-            // Others have changed nothing.
+            // Of others that are gone nothing can come that would count.
             registering
                 .retain(|it| self.has_connection(it) || self.unsettled.borrow().has_lost(*it));
             registering.insert(controller.host_id);

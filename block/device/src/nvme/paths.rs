@@ -45,6 +45,8 @@ pub(super) const AGAIN_FIRST: Duration = Duration::from_millis(10);
 pub(super) const AGAIN_MAX: Duration = Duration::from_secs(1);
 /// Data of a read that arrive damaged are asked for so often.
 const DAMAGED_MAX: u32 = 8;
+/// A path over which data have come damaged is told of for so long.
+const DAMAGE_TOLD_FOR: Duration = Duration::from_secs(3600);
 /// A controller that lasted so long was a good one: the next try comes soon.
 const LASTED: Duration = Duration::from_secs(5);
 /// Connecting, or a look, may take so many times as long as a step of it,
@@ -83,6 +85,8 @@ pub(super) struct Path<S> {
     is_whole: Cell<bool>,
     /// Since it was connected.
     has_told_of_damage: Cell<bool>,
+    /// When data came by it damaged, the last time.
+    damaged_at: Cell<Option<Instant>>,
     /// Whoever looks after the machines has been told that it is away: once, however often and for whatever reasons it is tried in vain.
     has_told_of_loss: Cell<bool>,
     /// Since when it is connected and the namespace is not there.
@@ -151,6 +155,7 @@ impl<N: Network> Paths<N> {
             standing: Cell::new(Standing::Down),
             is_whole: Cell::new(false),
             has_told_of_damage: Cell::new(false),
+            damaged_at: Cell::default(),
             has_told_of_loss: Cell::new(false),
             absent_since: Cell::default(),
             why: RefCell::default(),
@@ -767,6 +772,7 @@ impl<N: Network> Paths<N> {
 
     fn tell_of_damage(&self, at: usize) {
         let path = &self.paths[at];
+        path.damaged_at.set(Some(reactor::now()));
         if !path.has_told_of_damage.replace(true) {
             let (subsystem, address) = (&self.subsystem, &path.place);
             let what = "data arrive damaged over a path, and are sent again: look at its network (told once)";
@@ -811,9 +817,13 @@ impl<S: levada_base::stream::ByteStream + 'static> Path<S> {
         self.is_reached() && is_untouched()
     }
 
-    /// What was the matter with data since it was connected.
+    /// What is the matter with data that come by it.
     fn damage(&self) -> Option<String> {
-        self.has_told_of_damage.get().then(|| "data arrive damaged over it".into())
+        let is_lately = self.damaged_at.get()?.elapsed() < DAMAGE_TOLD_FOR;
+        let is_told = is_lately && self.is_usable();
+        is_told.then(|| {
+            "data arrive damaged over it, and are asked for again: look at its network".into()
+        })
     }
 
     fn has_connection(&self, host_id: &HostId) -> bool {

@@ -101,6 +101,8 @@ pub struct Target {
     pub keys: RefCell<BTreeMap<[u8; 16], u64>>,
     pub holder: Cell<Option<[u8; 16]>>,
     generation: Cell<u32>,
+    /// As soon as somebody acquires the reservation somebody else comes to be registered, and goes again.
+    pub is_busy: Cell<bool>,
     /// Hosts whose changes are under way.
     changing: RefCell<Vec<[u8; 16]>>,
     changed: Notify,
@@ -200,6 +202,7 @@ impl Target {
             keys: RefCell::default(),
             holder: Cell::default(),
             generation: Cell::default(),
+            is_busy: Cell::default(),
             changing: RefCell::default(),
             changed: Notify::default(),
             discovered: RefCell::default(),
@@ -779,6 +782,9 @@ impl Target {
                     return conflict;
                 }
                 self.holder.set(Some(host));
+                if self.is_busy.get() {
+                    registered();
+                }
             }
             Some(ReservationRequest::Preempt { current, preempted, .. }) => {
                 let holder = self.holder.get().and_then(|holder| keys.get(&holder).copied());

@@ -11,7 +11,7 @@
 //! - Nor while another one, lost with its controller, may still be carried out.
 //! - That may be until the target has noticed that its host is gone, and has had time to finish what it was at: from the moment at which
 //!   nothing more is sent to the controller, [`super::Timing::settle`]. Sooner, where the target says so: an owner has it end what a lost
-//!   connection has under way (`fence`).
+//!   connection has under way, or acquires the reservation of a target of ours anew (`fence`).
 //! - It does not matter whether somebody still waits for the lost change, or whether it was sent again, and how that went. Nor whether the
 //!   namespace is opened anew meanwhile: [`Changes`] outlive what sent them.
 //!

@@ -559,8 +559,14 @@ fn damaged_data_are_asked_for_again() {
         assert_eq!(target.damages.get(), 0);
         // Whoever looks is told, though all paths are used.
         let told: Vec<_> = device.paths().into_iter().filter_map(|path| path.why).collect();
-        assert!(!told.is_empty() && told.iter().all(|why| why.contains("damaged")), "{told:?}");
+        assert!(
+            !told.is_empty() && told.iter().all(|why| why.contains("look at its network")),
+            "{told:?}"
+        );
         assert!(device.paths().iter().all(|path| path.standing == Standing::Optimized));
+        // For an hour.
+        reactor::sleep(Duration::from_secs(3600)).await;
+        assert!(device.paths().iter().all(|path| path.why.is_none()), "{:?}", device.paths());
         // Not for ever.
         target.damages.set(1000);
         let damaged = read(&device, 0, 512).await;

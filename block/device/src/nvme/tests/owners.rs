@@ -256,24 +256,44 @@ fn what_was_lost_is_over_when_its_connection_is_preempted() {
     }
 }
 
+/// What becomes of reservations while nobody is connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Left {
+    Nothing,
+    /// Nothing, and somebody else registers when they are taken again.
+    NothingAndOthers,
+    /// Who is registered: those may write.
+    Registrants,
+}
+
 /// A change is under way when the target loses its power, and with it its reservations: nobody can be preempted. Ours answers who acquires
-/// the reservation again once the change has ended; of others nothing is known. Nor is anything of a connection that is still registered: it
-/// may write, and is preempted.
+/// the reservation again once the change has ended, unless others came in between; of other targets nothing is known. Nor is anything of a
+/// connection that is still registered: it may write, and is preempted.
 #[test]
 fn what_was_lost_is_over_when_the_reservation_is_acquired_again() {
-    let seeds = (0..5).flat_map(|seed| [(seed, false), (seed, true)]);
-    let kinds = seeds.flat_map(|seed| both_kinds().map(|target| (seed, target)));
-    for ((seed, is_registered), target) in kinds {
-        run(seed, async {
-            let is_own = target.is_own;
+    let (landed, settled) = (Duration::from_secs(6), options().timing.settle(1000));
+    for (at, (is_own, left, over)) in [
+        (true, Left::Nothing, landed),
+        (false, Left::Nothing, settled),
+        (true, Left::NothingAndOthers, settled),
+        (true, Left::Registrants, landed),
+        (false, Left::Registrants, landed),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        run(at as u64, async {
+            let mut target = Target::new();
+            target.is_own = is_own;
+            target.is_busy.set(left == Left::NothingAndOthers);
             let (net, target, all) = two_paths(target);
-            let paths = if is_registered { &all[..1] } else { &all[..] };
+            let paths = if left == Left::Registrants { &all[..1] } else { &all[..] };
             let device = open(&net, paths).await;
             device.recognise_by(Some(witness()));
             device.fence(Epoch(4)).await.expect("nobody's");
             write(&device, 0, &mark(4)).await.expect("ours");
             device.flush().await.expect("flushed");
-            target.late.set(Duration::from_secs(6));
+            target.late.set(landed);
             let (first, second) = (pattern(1, 4096), pattern(2, 4096));
             let begun = reactor::now();
             let cut = async {
@@ -282,9 +302,9 @@ fn what_was_lost_is_over_when_the_reservation_is_acquired_again() {
                 for path in paths {
                     net.down(*path);
                 }
-                match is_registered {
-                    true => target.holder.set(None),
-                    false => target.restart(),
+                match left {
+                    Left::Registrants => target.holder.set(None),
+                    Left::Nothing | Left::NothingAndOthers => target.restart(),
                 }
                 reactor::sleep(Duration::from_secs(1)).await;
                 for path in paths {
@@ -295,11 +315,8 @@ fn what_was_lost_is_over_when_the_reservation_is_acquired_again() {
             written.expect("again");
             write(&device, 8192, &second).await.expect("written");
             let took = begun.elapsed();
-            let (landed, settled) = (Duration::from_secs(6), options().timing.settle(1000));
-            match is_own || is_registered {
-                true => assert!(took >= landed && took < landed + Duration::from_secs(1)),
-                false => assert!(took >= settled && took < settled + Duration::from_secs(1)),
-            }
+            let is_in_time = took >= over && took < over + Duration::from_secs(1);
+            assert!(is_in_time, "{is_own} {left:?}: {took:?}");
             reactor::sleep(Duration::from_secs(30)).await;
             assert_eq!(read(&device, 8192, 4096).await.expect("read"), second[..]);
         });
