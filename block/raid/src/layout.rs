@@ -279,13 +279,16 @@ mod tests {
         #[test]
         fn roles_share_what_a_stripe_has_on_both(layout in layouts()) {
             let layout = Layout { stripes: layout.width as u64, ..layout };
+            let pairs = |count: usize| {
+                (0..count).flat_map(move |one| (0..count).map(move |other| (one, other)))
+            };
             let mut shared = HashSet::new();
             for stripe in 0..layout.stripes {
                 let role = |chunk| layout.place(stripe, chunk).role;
-                let pairs = (0..layout.chunks()).flat_map(|one| (0..layout.chunks()).map(move |other| (one, other)));
-                shared.extend(pairs.map(|(one, other)| (role(one), role(other))));
+                let of_chunks = pairs(layout.chunks());
+                shared.extend(of_chunks.map(|(one, other)| (role(one), role(other))));
             }
-            for (one, other) in (0..layout.width).flat_map(|one| (0..layout.width).map(move |other| (one, other))) {
+            for (one, other) in pairs(layout.width) {
                 prop_assert_eq!(layout.share_stripes(one, other), shared.contains(&(one, other)));
             }
         }
