@@ -14,6 +14,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicU16, Ordering, fence};
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 /// Messages by number, as in QEMU's docs/interop/vhost-user.rst.
@@ -63,6 +64,7 @@ pub const GUEST_BYTES: usize = DATA_AT + SLOTS as usize * SLOT_BYTES;
 const UNWRITTEN: u8 = 0xee;
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(20);
+const AGAIN_AFTER: Duration = Duration::from_millis(1);
 
 /// An eventfd that does not block.
 pub fn eventfd() -> OwnedFd {
@@ -78,12 +80,23 @@ pub fn longs(longs: &[u64]) -> Vec<u8> {
     longs.iter().flat_map(|long| long.to_ne_bytes()).collect()
 }
 
+fn is_early(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::ConnectionRefused
+}
+
 /// A connection to a back end.
 pub struct FrontEnd(pub UnixStream);
 
 impl FrontEnd {
+    /// Connects as QEMU does with `reconnect`: the file of a socket is there a moment before its server listens.
     pub fn connect(socket: &Path) -> Self {
-        let stream = UnixStream::connect(socket).expect("somebody listens");
+        let until = Instant::now() + PATIENCE;
+        let stream = loop {
+            match UnixStream::connect(socket) {
+                Err(error) if is_early(&error) && Instant::now() < until => sleep(AGAIN_AFTER),
+                connected => break connected.expect("somebody listens"),
+            }
+        };
         stream.set_read_timeout(Some(PATIENCE)).expect("a limit");
         Self(stream)
     }
