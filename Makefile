@@ -2,7 +2,6 @@
 
 CARGO ?= cargo
 DEMO_DIR ?= $(CURDIR)/target/demo
-SIM_SEEDS ?= 20000
 
 .PHONY: help setup build bench-build demo test check bench soak clean
 
@@ -33,8 +32,8 @@ bench: build bench-build ## Measures, for hours; writes target/figures.json and 
 	scripts/peers target/peers
 	target/release/levada-survey bench --out target/figures.json $(if $(RESUME),--resume)
 
-soak: build ## The long checks: many seeds, 200 kill rounds, fuzzing. Hours; SIM_SEEDS=n to choose.
-	SIM_SEEDS=$(SIM_SEEDS) scripts/soak
+soak: build ## The long checks: many seeds, 200 kill rounds, guests, fuzzing. Hours; RESUME=1 goes on with it, STEPS=... are some.
+	scripts/soak $(STEPS)
 
 clean: ## Removes what the build and the demo made; a cluster in ./levada-data stays.
 	$(CARGO) clean
