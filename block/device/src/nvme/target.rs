@@ -86,6 +86,8 @@ pub struct Target {
     pub flush_takes: Cell<Duration>,
     /// Commands on blocks that come to these addresses are not answered.
     pub mute_at: RefCell<Vec<SocketAddr>>,
+    /// Registrations that come to this address are not.
+    pub registers_nobody_at: Cell<Option<SocketAddr>>,
     /// Its drive hangs: reads and writes are not answered.
     pub hangs: Cell<bool>,
     /// The namespace is not there.
@@ -192,6 +194,7 @@ impl Target {
             answers_late: Cell::default(),
             flush_takes: Cell::default(),
             mute_at: RefCell::default(),
+            registers_nobody_at: Cell::default(),
             hangs: Cell::default(),
             is_absent: Cell::default(),
             tells_absence_as_a_field: Cell::default(),
@@ -223,10 +226,15 @@ impl Target {
         self.lose_cache();
         self.waiting.borrow_mut().clear();
         if !self.persists.get() {
-            self.keys.borrow_mut().clear();
-            self.holder.set(None);
-            self.generation.set(0);
+            self.forget_owners();
         }
+    }
+
+    /// Nobody is registered any more.
+    pub fn forget_owners(&self) {
+        self.keys.borrow_mut().clear();
+        self.holder.set(None);
+        self.generation.set(0);
     }
 
     /// What was not flushed is lost.
@@ -654,6 +662,11 @@ impl Target {
         }
         let needs_the_drive = matches!(opcode, IoOpcode::Read | IoOpcode::Write);
         if self.mute_at.borrow().contains(&from.address) || self.hangs.get() && needs_the_drive {
+            return None;
+        }
+        if opcode == IoOpcode::ReservationRegister
+            && self.registers_nobody_at.get() == Some(from.address)
+        {
             return None;
         }
         if self.is_absent.get() {

@@ -323,6 +323,51 @@ fn what_was_lost_is_over_when_the_reservation_is_acquired_again() {
     }
 }
 
+/// A drive loses its power and with it its reservations, while its controllers stay. A connection with a change under way asks to be registered
+/// again, and is lost before that is answered: the target may come to it later, and then lets through what came behind it. That another
+/// connection acquires the reservation does not end what was lost, even with our own target; had it been answered, its preemption would.
+#[test]
+fn a_registration_without_an_answer_settles_nothing() {
+    let (landed, settled) = (Duration::from_secs(6), options().timing.settle(1000));
+    for (is_answered, over) in [(false, settled), (true, landed)] {
+        run(60, async {
+            let mut target = Target::new();
+            target.is_own = true;
+            let (net, target, paths) = two_paths(target);
+            let device = open(&net, &paths).await;
+            device.recognise_by(Some(witness()));
+            reactor::sleep(Duration::from_millis(10)).await;
+            device.fence(Epoch(4)).await.expect("nobody's");
+            write(&device, 0, &mark(4)).await.expect("ours");
+            device.flush().await.expect("flushed");
+            target.set_state(paths[1], AnaState::NonOptimized);
+            reactor::sleep(Duration::from_millis(10)).await;
+            target.late.set(landed);
+            let (first, second) = (pattern(1, 4096), pattern(2, 4096));
+            let begun = reactor::now();
+            let cut = async {
+                reactor::sleep(Duration::from_millis(100)).await;
+                target.late.set(Duration::ZERO);
+                target.registers_nobody_at.set((!is_answered).then_some(paths[0]));
+                target.forget_owners();
+                target.reinsert(Duration::from_millis(50)).await;
+                reactor::sleep(Duration::from_millis(50)).await;
+                assert_eq!(target.keys.borrow().len(), if is_answered { 2 } else { 0 });
+                net.down(paths[0]);
+            };
+            let (written, ()) = join(write(&device, 8192, &first), cut).await;
+            written.expect("again, elsewhere");
+            write(&device, 8192, &second).await.expect("written");
+            let took = begun.elapsed();
+            let is_in_time = took >= over && took < over + Duration::from_secs(1);
+            assert!(is_in_time, "{is_answered}: {took:?}");
+            assert_eq!(target.keys.borrow().len(), 1, "the other path is away");
+            reactor::sleep(Duration::from_secs(30)).await;
+            assert_eq!(read(&device, 8192, 4096).await.expect("read"), second[..]);
+        });
+    }
+}
+
 /// The answer to a preemption is lost: that the connection is no longer registered does not mean that it has ended.
 #[test]
 fn a_preemption_without_an_answer_proves_nothing() {
