@@ -281,7 +281,7 @@ impl<N: Network> Paths<N> {
                     self.owner.is_reserved.set(true);
                     for other in self.whole() {
                         if other.host_id != controller.host_id
-                            && self.take_over(&other, epoch).await.is_err()
+                            && !self.take_with(&controller, &other, epoch).await
                         {
                             // Before it is used again it is looked at.
                             self.is_not_whole(&other.host_id);
@@ -304,6 +304,17 @@ impl<N: Network> Paths<N> {
             }
             reactor::sleep(AGAIN_AFTER).await;
         }
+    }
+
+    /// Takes over `other`, too, what has been taken over `controller`, unless it leads elsewhere: another's drive may be there.
+    async fn take_with(
+        &self,
+        controller: &Controller<N::Stream>,
+        other: &Controller<N::Stream>,
+        epoch: Epoch,
+    ) -> bool {
+        let is_known = self.shows(other, &controller.host_id).await;
+        is_known.unwrap_or(false) && self.take_over(other, epoch).await.is_ok()
     }
 
     async fn take_over(
@@ -497,6 +508,38 @@ impl<N: Network> Paths<N> {
         let registering = self.owner.registering.borrow();
         let is_registered = |host| report.registrants.iter().any(|it| it.host == host);
         self.unsettled.borrow().settle(|lost| !registering.contains(&lost) && !is_registered(lost));
+    }
+
+    /// Whether `new` leads to the drive that `used` leads to: two may have been given the same names. What this owner has left there tells, as
+    /// far as it has left anything; true where nothing does.
+    pub(super) async fn lead_to_one(
+        &self,
+        new: &Controller<N::Stream>,
+        used: &Controller<N::Stream>,
+    ) -> Result<bool, ConnectError> {
+        if self.owner.is_reserved.get() {
+            let registered = &used.host_id;
+            // Or it is forgotten on either, by one drive. If not, it may have come in between.
+            return Ok(self.shows(new, registered).await?
+                || !self.shows(used, registered).await.unwrap_or(false)
+                || self.shows(new, registered).await?);
+        }
+        if self.owner.ours.get() == Epoch::default() {
+            return Ok(true);
+        }
+        let seen = self.witnessed(new).await?;
+        let Ok(there @ Some(_)) = self.witnessed(used).await else { return Ok(true) };
+        Ok(seen == there || self.witnessed(new).await? == there)
+    }
+
+    /// Whether the target behind a connection has another one registered.
+    async fn shows(
+        &self,
+        controller: &Controller<N::Stream>,
+        registered: &HostId,
+    ) -> Result<bool, ConnectError> {
+        let report = self.report_over(controller).await?;
+        Ok(report.registrants.iter().any(|it| it.host == *registered))
     }
 
     /// Sees to it that the drive is still what this owner has there, after nobody could see it for a while: a target may answer with another

@@ -58,6 +58,34 @@ pub async fn find(at: &NvmeUrl, options: Options) -> Result<Vec<FoundSubsystem>,
     find_by(at, address, &options, approach, &Tcp::default()).await
 }
 
+/// Looks into the subsystem of `url`, whatever namespace that names, over the first of its addresses that answers.
+pub async fn look_into(url: &NvmeUrl, options: Options) -> FoundSubsystem {
+    let url = NvmeUrl { namespace: 0, ..url.clone() };
+    let looked = async {
+        let (network, own) = approach(&url, options.clone())?;
+        let (mut addresses, mut failed) = (Vec::new(), None);
+        for place in &url.addresses {
+            match Place::new(place).find(&options.resolver).await {
+                Ok(address) => addresses.push(address),
+                Err(error) => failed = Some(ConnectError::NoAddress(error)),
+            }
+        }
+        match failed {
+            Some(source) if addresses.is_empty() => {
+                Err(NamespaceError::Connect { url: url.to_string(), source })
+            }
+            Some(_) | None => look_over(&network, &addresses, &url, &own).await,
+        }
+    };
+    let limit = options.timing.connect * STEPS_MAX;
+    let looked = reactor::timeout(limit, looked).await;
+    let namespaces = looked.unwrap_or_else(|_| {
+        let source = ConnectError::Endless { stage: Stage::LookingInside, limit };
+        Err(NamespaceError::Connect { url: url.to_string(), source })
+    });
+    FoundSubsystem { url, namespaces }
+}
+
 /// The same, of whatever network; `clear` is one without TLS.
 pub(super) async fn find_by<N: Network>(
     at: &NvmeUrl,
@@ -106,7 +134,7 @@ pub(super) async fn find_by<N: Network>(
         }
         let looked = async {
             let (network, own) = approach(&url, options.clone())?;
-            look_into(&network, &addresses, &url, &own).await
+            look_over(&network, &addresses, &url, &own).await
         };
         let looked = reactor::timeout(left.min(of_one), looked).await;
         let namespaces = looked.unwrap_or_else(|_| endless(&url));
@@ -139,7 +167,7 @@ fn is_plain(subsystem: &Nqn) -> bool {
 }
 
 /// The namespaces of a subsystem, over the first of its addresses that answers.
-async fn look_into<N: Network>(
+async fn look_over<N: Network>(
     network: &N,
     addresses: &[SocketAddr],
     url: &NvmeUrl,

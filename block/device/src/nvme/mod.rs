@@ -43,7 +43,7 @@ mod whole;
 
 pub use controller::{ConnectError, Stage};
 pub use discovery::discover;
-pub use find::{FoundNamespace, FoundSubsystem, find};
+pub use find::{FoundNamespace, FoundSubsystem, find, look_into};
 pub use host::Host;
 pub use keys::{KeysError, read_keys};
 pub use levada_nvme::{NvmeUrl, UrlError};
