@@ -8,9 +8,7 @@ use levada_device::{
 };
 use levada_export_nvmet::{Claims, Health, Open, Opened, TellHealth, Warnings};
 use levada_volume::Volume;
-use siphasher::sip128::{Hasher128, SipHasher13};
 use std::cell::Cell;
-use std::hash::Hasher;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -27,13 +25,13 @@ pub(crate) struct Bay {
     wear: Rc<Cell<Wear>>,
     /// Who has reserved it: the drive knows, wherever it is.
     pub claims: Claims,
-    guid: [u8; 16],
+    /// Of its namespace. No other drive has it, of an enclosure of the same name neither.
+    pub guid: u128,
 }
 
 impl Bay {
     pub fn new(
-        enclosure: &str,
-        number: u32,
+        (number, guid): (u32, u128),
         media: Rc<dyn Device>,
         has_cache: bool,
         model: Option<&DriveModel>,
@@ -61,14 +59,14 @@ impl Bay {
             volume,
             wear: Rc::new(Cell::new(Wear::none(endurance_bytes))),
             claims,
-            guid: guid(enclosure, number),
+            guid,
         }
     }
 
     /// How a target opens it.
     pub fn open(&self) -> Open {
         let volume = Rc::clone(&self.volume) as Rc<dyn Volume>;
-        let opened = Opened { volume, guid: self.guid };
+        let opened = Opened { volume, guid: self.guid.to_be_bytes() };
         Rc::new(move || -> LocalBoxFuture<'static, Option<Opened>> {
             Box::pin(std::future::ready(Some(opened.clone())))
         })
@@ -90,11 +88,6 @@ impl Bay {
         let written_bytes = self.volume.moved().written_bytes;
         self.wear.set(self.wear.get().after(change, written_bytes));
         self.health().warnings.difference(before)
-    }
-
-    /// Of the namespace: that of enclosure and bay.
-    pub fn guid(&self) -> u128 {
-        u128::from_be_bytes(self.guid)
     }
 
     pub fn size_bytes(&self) -> u64 {
@@ -151,13 +144,4 @@ impl Bay {
             cache.power_on();
         }
     }
-}
-
-/// The same for the same bay of an enclosure of the same name, so that hosts know it again.
-fn guid(enclosure: &str, number: u32) -> [u8; 16] {
-    let mut hasher = SipHasher13::new();
-    hasher.write(enclosure.as_bytes());
-    hasher.write_u32(number);
-    let hash: u128 = hasher.finish128().into();
-    hash.to_be_bytes()
 }

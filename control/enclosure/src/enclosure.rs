@@ -122,7 +122,7 @@ impl Enclosure {
         let bays = self.bays.iter().map(|bay| BayStatus {
             bay: bay.number,
             has_drive: bay.is_in.get(),
-            guid: format!("{:032x}", bay.guid()),
+            guid: format!("{:032x}", bay.guid),
             size_bytes: bay.size_bytes(),
             slow_by_ms: bay.slowness().as_millis() as u64,
             health: DriveHealth::of(&bay.health()),

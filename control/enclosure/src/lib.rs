@@ -2,7 +2,7 @@
 //! with real ones, on command.
 //!
 //! - `enclosure`: bays and paths, and what may be ordered of them; `bay`: a drive and what can happen to it; `wear`: how worn it is.
-//! - `drive_volume`: a drive as a volume, which is what a target shows; `reservation_file`: who has reserved it, over restarts.
+//! - `drive_volume`: a drive as a volume, which is what a target shows; `kept_file`: who it is, and who has reserved it, over restarts.
 //! - `plan`: what it is made of.
 //! - `request`: orders and answers; `place`: where the process is asked; `run`: the process.
 //! - `http`: its status for programs that watch enclosures.
@@ -19,10 +19,10 @@ mod drive_volume;
 mod enclosure;
 mod find;
 mod http;
+mod kept_file;
 mod place;
 mod plan;
 mod request;
-mod reservation_file;
 mod run;
 mod wear;
 

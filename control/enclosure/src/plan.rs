@@ -2,7 +2,8 @@
 
 use crate::bay::Bay;
 use crate::enclosure::Enclosure;
-use crate::reservation_file::ReservationFile;
+use crate::kept_file::KeptFile;
+use levada_base::reactor;
 use levada_base::units::{BLOCK_BYTES, KIB, MIB};
 use levada_device::{
     Device, DriveModel, FileDevice, FileDeviceError, NullDevice, Prepare, RamDevice,
@@ -91,6 +92,10 @@ pub enum EnclosureError {
     Status { address: SocketAddr, source: std::io::Error },
     #[error(transparent)]
     Media(#[from] FileDeviceError),
+    #[error("the GUID of a drive is {}: {source}", path.display())]
+    Guid { path: PathBuf, source: std::io::Error },
+    #[error("{} holds no GUID, 32 hexadecimal digits; once it is removed, the drive gets another", path.display())]
+    NoGuid { path: PathBuf },
     /// A drive that forgot who has it could be written by two.
     #[error("{}: {source}; if nobody has the drive, remove the file", path.display())]
     Reservations { path: PathBuf, source: KeepError },
@@ -136,6 +141,7 @@ impl Plan {
                 true => Claims::lacking(),
                 false => Claims::default(),
             };
+            let mut guid = random_guid();
             let media: Rc<dyn Device> = match &self.media {
                 Media::Ram => Rc::new(RamDevice::new(&format!("bay{number}"), self.size_bytes)),
                 Media::Null => Rc::new(NullDevice::new(&format!("bay{number}"), self.size_bytes)),
@@ -149,6 +155,7 @@ impl Plan {
                             FileDevice::create(&path, self.size_bytes, Prepare::Reserve).await?
                         }
                     };
+                    guid = guid_of(&path, !is_there)?;
                     // Now that nobody else serves it, and could let somebody have it.
                     if !self.lacks_reservations {
                         claims = reservations(&path, !is_there).await?;
@@ -158,7 +165,8 @@ impl Plan {
             };
             let has_cache = self.media != Media::Null;
             let (model, endurance) = (self.model.as_ref(), self.endurance_bytes);
-            bays.push(Bay::new(&self.name, number, media, has_cache, model, endurance, claims));
+            let identity = (number, guid);
+            bays.push(Bay::new(identity, media, has_cache, model, endurance, claims));
         }
         Ok(bays)
     }
@@ -190,9 +198,35 @@ fn memory_bytes() -> Option<u64> {
     Some(kib.trim().parse::<u64>().ok()? * KIB)
 }
 
+fn random_guid() -> u128 {
+    let mut guid = [0; 16];
+    reactor::fill_random(&mut guid);
+    u128::from_be_bytes(guid)
+}
+
+/// By which hosts know the drive that `image` is again: a new one has another than whatever was in its bay before.
+fn guid_of(image: &Path, is_new: bool) -> Result<u128, EnclosureError> {
+    let file = KeptFile::guid(image);
+    let at = || file.path().to_owned();
+    let failed = |source| EnclosureError::Guid { path: at(), source };
+    let known = if is_new { None } else { file.read().map_err(failed)? };
+    match known {
+        Some(text) => str::from_utf8(&text)
+            .ok()
+            .filter(|digits| digits.len() == 32 && digits.bytes().all(|it| it.is_ascii_hexdigit()))
+            .and_then(|digits| u128::from_str_radix(digits, 16).ok())
+            .ok_or_else(|| EnclosureError::NoGuid { path: at() }),
+        None => {
+            let guid = random_guid();
+            file.replace(Some(format!("{guid:032x}").as_bytes())).map_err(failed)?;
+            Ok(guid)
+        }
+    }
+}
+
 /// Who has reserved the drive that `image` is: nobody, if it is new, whatever another drive in its bay has left behind.
 async fn reservations(image: &Path, is_new: bool) -> Result<Claims, EnclosureError> {
-    let file = Rc::new(ReservationFile::beside(image));
+    let file = Rc::new(KeptFile::reservations(image));
     let claims = Claims::kept(Rc::clone(&file) as Rc<dyn Keep>);
     let known = async {
         if is_new {
@@ -209,7 +243,7 @@ async fn reservations(image: &Path, is_new: bool) -> Result<Claims, EnclosureErr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use levada_base::reactor::{self, Reactor};
+    use levada_base::reactor::Reactor;
     use std::time::Duration;
 
     fn plan(bays: u32, media: Media, size_bytes: u64) -> Plan {
@@ -254,6 +288,27 @@ mod tests {
             let opened = reactor::timeout(Duration::from_secs(20), opening).await;
             let opened = opened.expect("it is let go of");
             assert!(matches!(opened, Err(EnclosureError::Reservations { .. })));
+        });
+    }
+
+    #[test]
+    fn a_guid_goes_with_the_drive() {
+        Reactor::new().expect("an io_uring").block_on(async {
+            let dir = tempfile::tempdir().expect("a directory");
+            let image = dir.path().join("bay1.img");
+            let guid = |is_new| guid_of(&image, is_new);
+            let first = guid(true).expect("made");
+            assert_eq!(guid(false).expect("kept"), first);
+            let second = guid(true).expect("made");
+            assert_ne!(second, first, "another drive in its bay");
+            let file = dir.path().join("bay1.guid");
+            for damaged in ["", "12", "+2345678901234567890123456789012", "\u{fffd}\u{fffd}"] {
+                std::fs::write(&file, damaged).expect("written");
+                let told = guid(false).expect_err("damaged").to_string();
+                assert!(told.starts_with(&file.display().to_string()), "{told}");
+            }
+            std::fs::remove_file(&file).expect("removed");
+            assert_ne!(guid(false).expect("made"), second);
         });
     }
 

@@ -1,9 +1,9 @@
-//! Where a drive that is a file keeps its reservations: in another beside it, `bay3.reservations` beside `bay3.img`.
+//! What a drive that is a file keeps beside it: `bay3.reservations` and `bay3.guid` beside `bay3.img`.
 //!
 //! What always holds: the file is the old one or the new one, whole and on the disk, whenever the process or the machine ends. It is written
 //! under another name, flushed, renamed, and then its directory is flushed.
 //!
-//! Calls wait for the disk on the reactor's thread: reservations are rare, and this is no data path but that of a simulator.
+//! Calls wait for the disk on the reactor's thread: changes are rare, and this is no data path but that of a simulator.
 
 use futures_util::future::{LocalBoxFuture, ready};
 use levada_export_nvmet::{Keep, KeepError};
@@ -12,19 +12,24 @@ use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 /// See the module.
-pub(crate) struct ReservationFile(PathBuf);
+pub(crate) struct KeptFile(PathBuf);
 
-impl ReservationFile {
-    /// That of the drive that `image` is.
-    pub fn beside(image: &Path) -> Self {
+impl KeptFile {
+    /// The reservations of the drive that `image` is.
+    pub fn reservations(image: &Path) -> Self {
         Self(image.with_extension("reservations"))
+    }
+
+    /// Its GUID.
+    pub fn guid(image: &Path) -> Self {
+        Self(image.with_extension("guid"))
     }
 
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    fn read(&self) -> io::Result<Option<Vec<u8>>> {
+    pub fn read(&self) -> io::Result<Option<Vec<u8>>> {
         match fs::read(&self.0) {
             Ok(bytes) => Ok(Some(bytes)),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
@@ -32,10 +37,11 @@ impl ReservationFile {
         }
     }
 
-    fn replace(&self, bytes: Option<&[u8]>) -> io::Result<()> {
+    pub fn replace(&self, bytes: Option<&[u8]>) -> io::Result<()> {
         match bytes {
             Some(bytes) => {
-                let new = self.0.with_extension("reservations.new");
+                let mut new = self.0.clone().into_os_string();
+                new.push(".new");
                 let mut file = File::create(&new)?;
                 file.write_all(bytes)?;
                 file.sync_all()?;
@@ -51,7 +57,7 @@ impl ReservationFile {
     }
 }
 
-impl Keep for ReservationFile {
+impl Keep for KeptFile {
     fn load(&self) -> LocalBoxFuture<'_, Result<Option<Vec<u8>>, KeepError>> {
         Box::pin(ready(self.read().map_err(KeepError::store)))
     }
@@ -68,7 +74,7 @@ mod tests {
     #[test]
     fn what_was_saved_last_is_there() {
         let directory = tempfile::tempdir().expect("a directory");
-        let file = ReservationFile::beside(&directory.path().join("bay3.img"));
+        let file = KeptFile::reservations(&directory.path().join("bay3.img"));
         assert_eq!(file.path(), directory.path().join("bay3.reservations"));
         assert_eq!(file.read().expect("nothing"), None);
         for bytes in [Some(&b"one"[..]), Some(&b"two"[..]), None, None] {
