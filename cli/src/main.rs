@@ -6,6 +6,7 @@
 #![allow(rustdoc::broken_intra_doc_links)]
 
 mod array;
+mod discover;
 mod drive;
 mod enclosure;
 mod fsck;

@@ -39,10 +39,15 @@ pub fn load(file: Option<&Path>) -> Result<Loaded> {
 /// Reads the cluster file at `path`; prints what it warns of.
 pub fn load_at(path: &Path) -> Result<Loaded> {
     let loaded = ClusterFile::load(path)?;
+    warn(&loaded);
+    Ok(loaded)
+}
+
+/// Prints what a cluster file warns of.
+pub fn warn(loaded: &Loaded) {
     if !loaded.warnings().is_empty() {
         eprint!("{}", loaded.warnings);
     }
-    Ok(loaded)
 }
 
 /// The node's state directory.

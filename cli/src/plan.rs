@@ -1,5 +1,6 @@
 //! `plan`: what a cluster file makes of its drives, what that survives, and what `up` would meet. Changes nothing.
 
+use crate::discover::discover;
 use crate::out::say;
 use crate::{place, up};
 use anyhow::{Context, Result, anyhow, bail};
@@ -24,7 +25,16 @@ pub fn plan(file: Option<&Path>, args: &PlanArgs) -> Result<()> {
     if args.path.is_some() && file.is_some() {
         bail!("the cluster file is named twice");
     }
-    let loaded = up::fitting(&place::find_or_say(args.path.as_deref().or(file))?)?;
+    let path = place::find_or_say(args.path.as_deref().or(file))?;
+    let loaded = match discover(&path)? {
+        Some(found) => {
+            found.tell(&format!("`levada up` writes them into {}", path.display()));
+            place::warn(&found.loaded);
+            found.loaded
+        }
+        None => place::load_at(&path)?,
+    };
+    up::check_fit(&path, &loaded)?;
     let cluster = &loaded.cluster;
     let (drives, enclosures) = (cluster.drives.len(), cluster.enclosures.len());
     say!("{}: {}, {}", cluster.name, count(drives, "drive"), count(enclosures, "enclosure"));

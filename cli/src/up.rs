@@ -1,5 +1,6 @@
 //! `up`, `down`, `check`, and the node itself.
 
+use crate::discover::discover;
 use crate::out::{chain, say};
 use crate::{mount, place, process, status};
 use anyhow::{Context, Result, anyhow, bail};
@@ -96,6 +97,10 @@ pub fn up(file: Option<&Path>, args: &UpArgs) -> Result<()> {
         Some(path) => path,
         None => make_box()?,
     };
+    if let Some(found) = discover(&path)? {
+        found.save(&path)?;
+        found.tell(&format!("they stand in {} now", path.display()));
+    }
     let loaded = place::load_at(&path)?;
     let state = place::state(&loaded);
     state.check()?;
@@ -325,10 +330,9 @@ fn warn_of_keys(path: &Path, loaded: &Loaded) {
     }
 }
 
-/// Reads a cluster file whose arrays have room on drives of the sizes in it.
-pub fn fitting(path: &Path) -> Result<Loaded> {
-    let loaded = place::load_at(path)?;
-    warn_of_keys(path, &loaded);
+/// Sees to it that the arrays of the cluster file at `path` have room on drives of the sizes in it.
+pub fn check_fit(path: &Path, loaded: &Loaded) -> Result<()> {
+    warn_of_keys(path, loaded);
     // Nothing of the machine is asked: block devices say their size to `up`.
     Reactor::simulated(0)
         .block_on(fit::check(
@@ -336,13 +340,14 @@ pub fn fitting(path: &Path) -> Result<Loaded> {
             |drive| drive.size.map(|size| size.0),
             Tuning::default().segment_stripes,
         ))
-        .map_err(|error| anyhow!("{}: {error}", path.display()))?;
-    Ok(loaded)
+        .map_err(|error| anyhow!("{}: {error}", path.display()))
 }
 
 /// Reads the cluster file and says what it survives.
 pub fn check(file: Option<&Path>) -> Result<()> {
-    let loaded = fitting(&place::find_or_say(file)?)?;
+    let path = place::find_or_say(file)?;
+    let loaded = place::load_at(&path)?;
+    check_fit(&path, &loaded)?;
     let cluster = &loaded.cluster;
     say!(
         "{}: {} drives in {} enclosures; survives {}",

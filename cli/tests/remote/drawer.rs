@@ -85,6 +85,11 @@ impl Drawer {
         }
     }
 
+    /// The address of a path.
+    pub fn path(&self, path: usize) -> &str {
+        &self.paths[path]
+    }
+
     /// As a cluster file names it.
     pub fn enclosure_url(&self) -> String {
         format!("nvme+tcp://{}/{}", self.paths.join(","), self.subsystem)

@@ -207,6 +207,53 @@ fn a_cluster_outlives_paths_and_an_enclosure() {
     cluster.ok(&["down"]);
 }
 
+/// A cluster file says where enclosures are, and not which drives they have: those come to stand in it with `up`.
+#[test]
+fn drives_that_the_file_does_not_name_are_found() {
+    if !can_run() {
+        return;
+    }
+    let (_place, drawers, cluster) = over_three("found", IN_MEMORY);
+    let named = file_over(&drawers).replace("NAME", "found");
+    // Of the first not even its subsystem, and only one of its paths.
+    let (first, address) =
+        (drawers[0].enclosure_url(), format!("nvme+tcp://{}", drawers[0].path(0)));
+    let unnamed = named
+        .replace("drives = [\"{1..2}\"]\n", "")
+        .replace(&format!("{first:?}"), &format!("{address:?} # ours"));
+    let at = cluster.path("levada.toml");
+    let file = || fs::read_to_string(&at).expect("read");
+    fs::write(&at, &unnamed).expect("written");
+    let why = ["the drives of enclosure \"e1\" are not named", "`levada plan` asks it"];
+    cluster.refused(&["check"], &why);
+    let both_ways =
+        |to: &str| ["1", "2"].iter().for_each(|path| drop(drawers[1].ok("path", &[path, to])));
+    both_ways("down");
+    for order in ["plan", "up"] {
+        cluster.refused(&[order], &["enclosure \"e2\"", &drawers[1].enclosure_url()]);
+    }
+    both_ways("up");
+    let planned = cluster.ok(&["plan"]);
+    let line = |at: usize| {
+        let url = drawers[at].enclosure_url();
+        format!("enclosure e{}: 2 drives found at {url}, namespaces {{1..2}}\n", at + 1)
+    };
+    let last = "found is new: `levada up` formats";
+    for part in [&line(0), &line(1), &line(2), "`levada up` writes them into ", last] {
+        assert!(planned.contains(part), "{part}: {planned}");
+    }
+    assert_eq!(file(), unnamed, "nothing is changed");
+    let said = cluster.ok(&["up"]);
+    assert!(said.contains(&line(2)) && said.contains("they stand in "), "{said}");
+    let with_comment = format!("{first:?} # ours");
+    assert_eq!(file(), named.replace(&format!("{first:?}"), &with_comment));
+    wait_until("it is healthy", || is_healthy(&cluster));
+    cluster.ok(&["down"]);
+    let said = cluster.ok(&["up"]);
+    assert!(!said.contains("found at"), "{said}");
+    cluster.ok(&["down"]);
+}
+
 #[test]
 fn nothing_is_formatted_for_an_enclosure_that_is_away_and_another_server_takes_over() {
     if !can_run() {

@@ -3,6 +3,7 @@
 use levada_base::reactor::Reactor;
 use levada_device::nvme::{
     Host, NamespaceError, NvmeUrl, Options, UrlError, find as find_subsystems,
+    look_into as look_into_subsystem,
 };
 use levada_export_nvmet::Nqn;
 use serde::Serialize;
@@ -70,11 +71,23 @@ pub fn find(
     {
         return Err(FindError::KeysName { keys: keys.to_owned() });
     }
-    let at = NvmeUrl { host: host.cloned(), keys, ..NvmeUrl::discovery(address)? };
+    find_at(&NvmeUrl { host: host.cloned(), keys, ..NvmeUrl::discovery(address)? })
+}
+
+/// Looks into the subsystem of a URL; if that is the one of discovery, into all of which it tells.
+///
+/// # Errors
+///
+/// [`FindError`]. A subsystem that cannot be looked into is none.
+pub fn find_at(url: &NvmeUrl) -> Result<Vec<Found>, FindError> {
     let reactor = Reactor::new().map_err(FindError::Reactor)?;
     reactor.block_on(async {
         let host = Host::anonymous().map_err(|error| FindError::Host(io::Error::other(error)))?;
-        let found = find_subsystems(&at, Options::new(host)).await?;
+        let options = Options::new(host);
+        let found = match url.subsystem == Nqn::discovery() {
+            true => find_subsystems(url, options).await?,
+            false => vec![look_into_subsystem(url, options).await],
+        };
         Ok(found.into_iter().map(Found::from).collect())
     })
 }
@@ -113,28 +126,16 @@ impl Found {
     #[must_use]
     pub fn as_enclosure(&self) -> Option<String> {
         let usable = self.drives.iter().filter(|drive| drive.bytes > 0 && drive.has_reservations);
-        let mut runs: Vec<(u32, u32)> = Vec::new();
-        for drive in usable {
-            match runs.last_mut() {
-                Some((_, last)) if *last + 1 == drive.namespace => *last = drive.namespace,
-                _ => runs.push((drive.namespace, drive.namespace)),
-            }
-        }
-        let runs: Vec<String> = runs
-            .iter()
-            .map(|(first, last)| match first == last {
-                true => format!("\"{first}\""),
-                false => format!("\"{{{first}..{last}}}\""),
-            })
-            .collect();
+        let numbers: Vec<u32> = usable.map(|drive| drive.namespace).collect();
+        let runs = levada_spec::of_numbers(&numbers);
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
         let name = self.subsystem.rsplit([':', '.']).find(|part| !part.is_empty()).unwrap_or("");
         let name: String = name.chars().filter(|c| is_plain(*c)).take(20).collect();
         let name =
             if name.starts_with(|c: char| c.is_ascii_alphanumeric()) { name } else { "e1".into() };
         (!runs.is_empty()).then(|| {
-            let (url, drives) = (&self.url, runs.join(", "));
-            format!("[[enclosure]]\nname = \"{name}\"\nurl = \"{url}\"\ndrives = [{drives}]\n")
+            let (url, drives) = (&self.url, runs.join("\", \""));
+            format!("[[enclosure]]\nname = \"{name}\"\nurl = \"{url}\"\ndrives = [\"{drives}\"]\n")
         })
     }
 }

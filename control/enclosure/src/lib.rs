@@ -27,7 +27,7 @@ mod run;
 mod wear;
 
 pub use enclosure::{BayStatus, DriveHealth, Enclosure, EnclosureStatus, PathStatus};
-pub use find::{FindError, Found, FoundDrive, find};
+pub use find::{FindError, Found, FoundDrive, find, find_at};
 pub use levada_device::DriveModel;
 pub use plan::{EnclosureError, Media, Plan};
 pub use request::{AskEnclosureError, Order, PathOrder, Refusal, ask};

@@ -79,6 +79,8 @@ pub enum ProblemKind {
     },
     #[error("{table} has no `{key}`")]
     MissingKey { key: &'static str, table: &'static str, example: &'static str },
+    #[error("the drives of enclosure \"{enclosure}\" are not named")]
+    DrivesNotFound { enclosure: String },
     #[error("the file has no {table}")]
     MissingTable { table: &'static str, example: &'static str },
     #[error("`{key}` is {found}")]
@@ -302,6 +304,9 @@ impl ProblemKind {
             Syntax { .. } | SameArray { .. } => return None,
             UnknownKey { nearest, allowed, .. } => {
                 did_you_mean(*nearest, format!("allowed here: {}", quoted(allowed)))
+            }
+            DrivesNotFound { .. } => {
+                "`levada plan` asks it, and `levada up` writes them here; or write for example `drives = [\"{1..8}\"]`".into()
             }
             MissingKey { example, .. } | MissingTable { example, .. } => format!("write for example `{example}`"),
             WrongType { expected, .. } => format!("it must be {expected}"),

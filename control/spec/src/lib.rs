@@ -22,6 +22,7 @@ mod pattern;
 mod reader;
 mod remote;
 mod size;
+mod sought;
 mod subtree;
 mod survive;
 mod write;
@@ -35,8 +36,9 @@ pub use file::{
     STRIPE_CHUNKS_MAX, ScrubSpec, SliceSize, Spread, TAG_BYTES_MOST, TestingSpec, UnknownWord,
     Wrapper,
 };
-pub use pattern::PatternError;
+pub use pattern::{PatternError, of_numbers};
 pub use remote::{EnclosureUrl, UrlError};
 pub use size::{Bytes, SizeError};
+pub use sought::{FoundEnclosure, SoughtEnclosure, sought, with_found};
 pub use subtree::{SubtreeError, SubtreePath};
 pub use survive::{Placement, Required, Survival};

@@ -39,6 +39,17 @@ pub enum PatternError {
     },
 }
 
+/// Patterns that stand for these numbers, which rise: a run of them is one.
+#[must_use]
+pub fn of_numbers(numbers: &[u32]) -> Vec<String> {
+    let runs = numbers.chunk_by(|one, next| one + 1 == *next);
+    runs.map(|run| match run {
+        [one] => one.to_string(),
+        _ => format!("{{{}..{}}}", run[0], run[run.len() - 1]),
+    })
+    .collect()
+}
+
 /// All texts that `pattern` stands for, in order; itself when it holds no braces.
 ///
 /// # Errors

@@ -3,8 +3,9 @@
 use super::is_device_path;
 use crate::file::{ClusterFile, DriveSpec, EnclosureSpec};
 use crate::reader::{Node, Reader, Table, is_name};
-use crate::remote::{EnclosureUrl, NAMESPACE_MOST, is_url};
+use crate::remote::{EnclosureUrl, NAMESPACE_MOST, UrlError, is_url};
 use crate::{Bytes, ProblemKind, pattern};
+use levada_nvme::UrlError as NvmeUrlError;
 use std::ops::Range;
 use std::path::Path;
 use toml_edit::{Item, Value};
@@ -53,13 +54,24 @@ impl Reader<'_> {
                 self.problem_at(ProblemKind::KeyNotForUrl { key }, table.node, key);
             }
         }
-        self.needs(table, "drives", "drives = [\"{1..8}\"]");
-        let url = self.text_of(table, "url").and_then(|text| {
-            let url = text.parse();
-            url.map_err(|reason| {
+        let is_sought = !table.keys.contains_key("drives");
+        if is_sought {
+            self.problem_at(
+                ProblemKind::DrivesNotFound { enclosure: name.clone() },
+                table.node,
+                "",
+            );
+        }
+        let url = self.text_of(table, "url").and_then(|text| match text.parse() {
+            Ok(url) => Some(url),
+            // It is where to ask.
+            Err(UrlError::Discovery | UrlError::Url(NvmeUrlError::NoSubsystem)) if is_sought => {
+                None
+            }
+            Err(reason) => {
                 self.problem_at(ProblemKind::BadUrl { text, reason }, table.node, "url");
-            })
-            .ok()
+                None
+            }
         });
         if let Some(url) = &url {
             for (value, span) in self.list(table, "drives") {

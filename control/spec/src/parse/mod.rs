@@ -137,6 +137,15 @@ impl ClusterFile {
     /// [`SpecError::Read`] when the file cannot be read, [`SpecError::Invalid`] with every
     /// problem in it.
     pub fn load(path: &Path) -> Result<Loaded, SpecError> {
+        Self::load_as(path, &Self::read(path)?)
+    }
+
+    /// The text of the file at `path`.
+    ///
+    /// # Errors
+    ///
+    /// [`SpecError::Read`].
+    pub fn read(path: &Path) -> Result<String, SpecError> {
         let read = |source| SpecError::Read { path: path.into(), source };
         let mut text = String::new();
         let file = std::fs::File::open(path).map_err(read)?;
@@ -145,13 +154,23 @@ impl ClusterFile {
             let why = format!("it is larger than {}, and no cluster file", Bytes(FILE_BYTES_MAX));
             return Err(read(std::io::Error::new(std::io::ErrorKind::FileTooLarge, why)));
         }
+        Ok(text)
+    }
+
+    /// As [`ClusterFile::load`], if the file had this text.
+    ///
+    /// # Errors
+    ///
+    /// [`SpecError::Invalid`] with every problem in it, [`SpecError::Read`] when there is no directory from which its paths could start.
+    pub fn load_as(path: &Path, text: &str) -> Result<Loaded, SpecError> {
+        let read = |source| SpecError::Read { path: path.into(), source };
         let absolute = std::path::absolute(path).map_err(read)?;
         let directory = absolute.parent().unwrap_or(Path::new("/")).to_path_buf();
         let same_file = |written: &Path| {
             let path = directory.join(written);
             path.canonicalize().unwrap_or(path)
         };
-        let (cluster, warnings) = Self::parse_with(&path.display().to_string(), &text, &same_file)
+        let (cluster, warnings) = Self::parse_with(&path.display().to_string(), text, &same_file)
             .map_err(SpecError::Invalid)?;
         Ok(Loaded { cluster, directory, warnings })
     }
