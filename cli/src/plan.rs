@@ -167,7 +167,7 @@ fn compare(loaded: &Loaded) -> Result<()> {
         say!("  drive {drive} is not there: {why}");
     }
     for DeadPath { enclosure, address, why } in &dead {
-        say!("  path {address} of enclosure {enclosure} leads to none of its drives: {why}");
+        say!("  path {address} of enclosure {enclosure} does not lead to its drives: {why}");
     }
     refuse_less_than_asked(&loaded.cluster, displaced.as_deref().unwrap_or_default())?;
     match (displaced.is_none(), missing.len()) {

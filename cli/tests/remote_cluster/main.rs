@@ -115,12 +115,27 @@ fn a_cluster_outlives_paths_and_an_enclosure() {
     }
     fs::write(cluster.path("levada.toml"), file).expect("written");
     // All paths are looked at, though one is enough.
-    let nowhere = " of enclosure e3 leads to none of its drives: ";
+    let nowhere = " of enclosure e3 does not lead to its drives: ";
     assert!(!planned.contains(nowhere), "{planned}");
     drawers[2].ok("path", &["2", "down"]);
     let planned = cluster.ok(&["plan"]);
     assert!(planned.matches(nowhere).count() == 1, "{planned}");
     drawers[2].ok("path", &["2", "up"]);
+    // One may lead to another enclosure, of the same name.
+    let elsewhere = tempfile::tempdir().expect("a directory");
+    let other = Drawer::start(elsewhere.path(), "e3", IN_MEMORY);
+    let file = fs::read_to_string(cluster.path("levada.toml")).expect("read");
+    let strays = file.replace(drawers[2].path(1), other.path(1));
+    fs::write(cluster.path("levada.toml"), strays).expect("written");
+    let planned = cluster.ok(&["plan"]);
+    let stray = format!(
+        "path {} of enclosure e3 does not lead to its drives: it leads to others than {}",
+        other.path(1),
+        drawers[2].path(0)
+    );
+    assert!(planned.contains(&stray), "{planned}");
+    fs::write(cluster.path("levada.toml"), file).expect("written");
+    drop(other);
     // A drive that is not there says nothing of the paths to the others.
     drawers[2].ok("pull", &["1"]);
     let planned = cluster.refused(&["plan"], &["far is new, and 1 drive is not"]);

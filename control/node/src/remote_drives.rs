@@ -97,8 +97,8 @@ pub struct DeadPath {
     pub why: String,
 }
 
-/// The paths of a cluster file's enclosures that lead to none of its drives: the others are enough to open these, so that a mistake in an
-/// address would be found when it is needed.
+/// The paths of a cluster file's enclosures that lead to none of its drives, or to others than the path before: that one is enough to open
+/// these, so that a mistake in an address would be found when it is needed.
 pub async fn dead_paths(cluster: &ClusterFile) -> Vec<DeadPath> {
     let mut drives: BTreeMap<&str, Vec<NvmeUrl>> = BTreeMap::new();
     for drive in cluster.drives.iter().filter(|drive| drive.is_remote()) {
@@ -112,24 +112,47 @@ pub async fn dead_paths(cluster: &ClusterFile) -> Vec<DeadPath> {
     });
     let looks = paths.map(async |(enclosure, drives, address)| {
         let by = |url: &NvmeUrl| NvmeUrl { addresses: vec![address.clone()], ..url.clone() };
-        let (first, others) = drives.split_first()?;
-        // One that leads to the first is no dead path; one drive may have been pulled.
-        let why = opens(by(first)).await.err()?;
-        if join_all(others.iter().map(|url| opens(by(url)))).await.iter().any(Result::is_ok) {
-            return None;
-        }
-        let (enclosure, address) = (enclosure.to_owned(), NvmeUrl::show_address(address));
-        Some(DeadPath { enclosure, address, why })
+        let led = async {
+            let (first, others) = drives.split_first().ok_or("it has no drives")?;
+            // One that leads to the first is no dead path; one drive may have been pulled.
+            let why = match named(by(first)).await {
+                Ok(names) => return Ok((0, names)),
+                Err(why) => why,
+            };
+            let others = join_all(others.iter().map(|url| named(by(url)))).await;
+            let found =
+                others.into_iter().enumerate().find_map(|(at, led)| Some((at + 1, led.ok()?)));
+            found.ok_or(why)
+        };
+        (enclosure, NvmeUrl::show_address(address), led.await)
     });
-    join_all(looks).await.into_iter().flatten().collect()
+    let mut dead = Vec::new();
+    let mut known: BTreeMap<(&str, usize), (String, Vec<u8>)> = BTreeMap::new();
+    for (enclosure, address, led) in join_all(looks).await {
+        let why = match led {
+            Ok((drive, names)) => {
+                let (first, known) = known
+                    .entry((enclosure, drive))
+                    .or_insert_with(|| (address.clone(), names.clone()));
+                if *known == names {
+                    continue;
+                }
+                format!("it leads to others than {first}")
+            }
+            Err(why) => why,
+        };
+        dead.push(DeadPath { enclosure: enclosure.to_owned(), address, why });
+    }
+    dead
 }
 
-/// Whether a drive can be reached over the only path of its URL.
-async fn opens(url: NvmeUrl) -> Result<(), String> {
+/// The names of a drive that is reached over the only path of its URL.
+async fn named(url: NvmeUrl) -> Result<Vec<u8>, String> {
     let host = Host::anonymous().map_err(|error| error.to_string())?;
     let namespace = NvmeNamespace::open(&url, Options::new(host)).await.map_err(why)?;
+    let names = namespace.names();
     namespace.close().await;
-    Ok(())
+    Ok(names)
 }
 
 /// Of the only path that was tried.
