@@ -71,7 +71,9 @@ impl Reading {
     /// Begins a read, if there is nothing to wait for before, and nothing wrong with it: [`carry_out`] knows what to do then.
     #[inline]
     pub fn begin(controller: &Controller, command: &Command) -> Option<Self> {
-        if !matches!(controller.ana_state(), AnaState::Optimized | AnaState::NonOptimized) {
+        if !matches!(controller.ana_state(), AnaState::Optimized | AnaState::NonOptimized)
+            || command.is_fua()
+        {
             return None;
         }
         let attached = controller.attached(command.namespace())?;
@@ -231,7 +233,12 @@ impl Io<'_> {
         self.attached.check(self.controller, Access::Read)?;
         self.stage.set(Stage::Reading);
         let read = self.volume().read(at, bytes).await;
-        self.attached.has_read(self.controller, read)
+        let data = self.attached.has_read(self.controller, read)?;
+        // What the host sees so may not be lost any more (NVM Command Set, Read: Force Unit Access).
+        if self.command.is_fua() {
+            self.volume().flush().await.map_err(|error| self.told(&error, false))?;
+        }
+        Ok(data)
     }
 
     async fn write(&self, data: &mut IoVec) -> Result<IoVec, Status> {
@@ -288,16 +295,18 @@ impl Io<'_> {
         if data.len() < count * levada_nvme::Range::BYTES {
             return Err(Status::DATA_LENGTH_INVALID.and_do_not_retry());
         }
-        if self.command.dword(11) & DEALLOCATE == 0 {
-            return Ok(IoVec::new());
-        }
         let _change = self.change().await?;
         // None of them, unless all are right.
         let wanted: Result<Vec<_>, _> = ranges(&data)
             .take(count)
             .map(|range| self.attached.range(range.first_block, u64::from(range.blocks)))
             .collect();
-        for (at, bytes) in wanted? {
+        let wanted = wanted?;
+        // All else is advice on how they will be used.
+        if self.command.dword(11) & DEALLOCATE == 0 {
+            return Ok(IoVec::new());
+        }
+        for (at, bytes) in wanted {
             let discarded = self.volume().discard(at, bytes).await;
             discarded.map_err(|error| self.told(&error, true))?;
         }

@@ -315,8 +315,12 @@ impl Host {
         self.status(command, Some(data)).await
     }
 
+    pub fn compare_command(&mut self, first: u64, data: &[u8]) -> Command {
+        self.blocks(IoOpcode::Compare, first, data.len() as u64 / 4096)
+    }
+
     pub async fn compare(&mut self, first: u64, data: &[u8]) -> Status {
-        let command = self.blocks(IoOpcode::Compare, first, data.len() as u64 / 4096);
+        let command = self.compare_command(first, data);
         self.status(command, Some(data)).await
     }
 
@@ -333,10 +337,15 @@ impl Host {
     }
 
     pub async fn discard(&mut self, ranges: &[Range]) -> Status {
+        self.manage(ranges, 1 << 2).await
+    }
+
+    /// Dataset Management, with these attributes.
+    pub async fn manage(&mut self, ranges: &[Range], attributes: u32) -> Status {
         let data: Vec<u8> = ranges.iter().flat_map(|range| range.to_bytes()).collect();
         let command = Command::new(IoOpcode::DatasetManagement as u8, self.io.new_id(), 1)
             .with_dword(10, ranges.len() as u32 - 1)
-            .with_dword(11, 1 << 2);
+            .with_dword(11, attributes);
         self.status(command, Some(&data)).await
     }
 

@@ -73,6 +73,16 @@ fn commands_do_what_they_are_called() {
         assert_eq!((memory.writes.get(), memory.durable_writes.get()), (2, 1));
         assert_eq!(host.flush().await, Status::SUCCESS);
         assert_eq!(memory.flushes.get(), 1);
+        // What is read so is durable when it is answered.
+        for at in 2..4 {
+            let fua = match at {
+                2 => host.read_command(0, 4).with_fua(),
+                _ => host.compare_command(0, &data(4, 1)).with_fua(),
+            };
+            let compared = (at == 3).then(|| data(4, 1));
+            assert_eq!(host.status(fua, compared.as_deref()).await, Status::SUCCESS);
+            assert_eq!(memory.flushes.get(), at);
+        }
         assert_eq!(host.compare(0, &data(4, 1)).await, Status::SUCCESS);
         assert!(host.compare(0, &data(4, 3)).await.is(Status::COMPARE_FAILURE));
         assert_eq!(host.write_zeroes(1, 2, true).await, Status::SUCCESS);
@@ -83,6 +93,9 @@ fn commands_do_what_they_are_called() {
         assert_eq!(host.discard(&ranges).await, Status::SUCCESS);
         let discarded = [(8 * BLOCK_BYTES, 2 * BLOCK_BYTES), (100 * BLOCK_BYTES, 24 * BLOCK_BYTES)];
         assert_eq!(*memory.discarded.borrow(), discarded);
+        // Advice alone takes nothing.
+        assert_eq!(host.manage(&ranges, 0).await, Status::SUCCESS);
+        assert_eq!(memory.discarded.borrow().len(), 2);
     });
 }
 
@@ -97,6 +110,7 @@ fn wrong_requests_change_nothing_and_are_told_so() {
         let ranges =
             [Range { first_block: 0, blocks: 1 }, Range { first_block: BLOCKS, blocks: 1 }];
         assert!(host.discard(&ranges).await.is(Status::OUT_OF_RANGE));
+        assert!(host.manage(&ranges, 0).await.is(Status::OUT_OF_RANGE));
         assert!(served.memory.discarded.borrow().is_empty(), "none, unless all are right");
         let id = host.io.new_id();
         // Data for other blocks than it says.

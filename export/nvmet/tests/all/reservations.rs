@@ -93,6 +93,11 @@ fn a_reservation_is_in_force_from_the_first_command_after_a_restart() {
         let served = shelf.served();
         let mut other = host(&served, 2).await;
         assert!(other.write(0, &[2; 4096]).await.is(Status::RESERVATION_CONFLICT));
+        let range = levada_nvme::Range { first_block: 0, blocks: 1 };
+        for attributes in [0, 4] {
+            let managed = other.manage(&[range], attributes).await;
+            assert!(managed.is(Status::RESERVATION_CONFLICT), "{attributes}");
+        }
         let (after, is_kept) = report(&mut other).await;
         assert!(is_kept && after.generation == before.0.generation && after.kind == Some(KIND));
         let mut owner = host(&served, 1).await;
