@@ -25,8 +25,16 @@ pub(crate) struct Connected {
     pub verifier: Option<Verifier>,
 }
 
-/// Connects the queue that the first command of a connection asks for. `shown`: what TLS knows of the host, if the connection is within
-/// that.
+/// Who has come by a connection, before it says who it is.
+#[derive(Clone, Copy)]
+pub(crate) struct Comer<'a> {
+    /// Its address.
+    pub peer: &'a str,
+    /// What TLS knows of it, if the connection is within that.
+    pub shown: Option<&'a PskIdentity>,
+}
+
+/// Connects the queue that the first command of a connection asks for.
 ///
 /// # Errors
 ///
@@ -36,7 +44,7 @@ pub(crate) fn connect(
     port: &Rc<Port>,
     command: &Command,
     data: &[u8],
-    shown: Option<&PskIdentity>,
+    Comer { peer, shown }: Comer<'_>,
 ) -> Result<Connected, (Status, u64)> {
     let plain = |status: Status| (status.and_do_not_retry(), 0);
     let wrong = |at: u16, is_in_data: bool| {
@@ -57,18 +65,18 @@ pub(crate) fn connect(
         return Err(wrong(ENTRIES_AT, false));
     }
     let data = ConnectData::parse(data).map_err(|(at, error)| {
-        tracing::info!(%error, "an NVMe host is turned away");
+        tracing::info!(peer, %error, "an NVMe host is turned away");
         wrong(at, true)
     })?;
     let ConnectData { host_id, controller, subsystem, host } = data;
     // Who has a key has it for one name and one subsystem.
     if shown.is_some_and(|shown| shown.host != host || shown.subsystem != subsystem) {
-        tracing::warn!(%host, %subsystem, "an NVMe host is not who its key of TLS says, or goes elsewhere");
+        tracing::warn!(peer, %host, %subsystem, "an NVMe host is not who its key of TLS says, or goes elsewhere");
         return Err(plain(Status::CONNECT_INVALID_HOST));
     }
     let is_clear = shown.is_none();
     let refuse_clear = || {
-        tracing::warn!(%host, %subsystem, "an NVMe host comes without TLS, which it has to use");
+        tracing::warn!(peer, %host, %subsystem, "an NVMe host comes without TLS, which it has to use");
         plain(Status::CONNECT_INVALID_HOST)
     };
     if is_clear && shared.is_tls_only() {
@@ -86,11 +94,11 @@ pub(crate) fn connect(
         if shared.is_lost() {
             return Err((Status::CONTROLLER_BUSY, 0));
         }
-        tracing::info!(%host, %subsystem, "an NVMe host asks for a subsystem that is not there");
+        tracing::info!(peer, %host, %subsystem, "an NVMe host asks for a subsystem that is not there");
         return Err(wrong(SUBSYSTEM_AT, true));
     };
     let Some(HostKeys { secrets, tls }) = found.admission(&host) else {
-        tracing::warn!(%host, %subsystem, "an NVMe host is not admitted");
+        tracing::warn!(peer, %host, %subsystem, "an NVMe host is not admitted");
         return Err(plain(Status::CONNECT_INVALID_HOST));
     };
     if is_clear && tls.is_some() {
@@ -107,7 +115,7 @@ pub(crate) fn connect(
         let made = found.connect((host, host_id), is_known, port, connect.keep_alive_ms);
         let controller = made.map_err(|status| (status, 0))?;
         let (host, id) = (controller.host(), controller.id());
-        tracing::info!(%host, %subsystem, id, "an NVMe host connects");
+        tracing::info!(peer, %host, %subsystem, id, "an NVMe host connects");
         return Ok(Connected { queue: controller.admin_queue(), connect, verifier });
     }
     let controller = found

@@ -1,7 +1,7 @@
 //! One connection, which is one queue: its commands side by side, within bounds.
 
 use crate::admin::{Admin, Answer, IN_CAPSULE_BYTES, QUEUE_ENTRIES_MAX};
-use crate::connect::Connected;
+use crate::connect::{Comer, Connected};
 use crate::controller::Queue;
 use crate::gate::{Gate, Passage};
 use crate::io::{self, DATA_BYTES_MAX, Reading};
@@ -55,7 +55,7 @@ pub(crate) async fn serve_socket(shared: Rc<Shared>, port: Rc<Port>, stream: Str
     let served = async {
         let came_to = stream.local_addr()?;
         let greeting = Rc::clone(&shared);
-        served(shared, port, came_to, async move {
+        served(shared, port, (came_to, &peer), async move {
             let (channel, reader) = greet(&greeting, stream.into()).await?;
             let shown = channel.of_session(Session::host).flatten();
             Ok((channel, reader, shown))
@@ -77,7 +77,7 @@ pub(crate) async fn serve<S: ByteStream + 'static>(
         let reader = Reader::new(Inbox::new(stream.clone()));
         Ok((stream, reader, None))
     };
-    tell(peer, served(shared, port, came_to, greeted).await);
+    tell(peer, served(shared, port, (came_to, peer), greeted).await);
 }
 
 fn tell(peer: &str, served: Result<(), Broken>) {
@@ -97,7 +97,7 @@ type Greeted<S> = (S, Reader<S>, Option<PskIdentity>);
 async fn served<S: ByteStream + 'static>(
     shared: Rc<Shared>,
     port: Rc<Port>,
-    came_to: SocketAddr,
+    (came_to, peer): (SocketAddr, &str),
     greeted: impl Future<Output = Result<Greeted<S>, Broken>>,
 ) -> Result<(), Broken> {
     let cut = port.cut();
@@ -105,7 +105,8 @@ async fn served<S: ByteStream + 'static>(
         let (channel, mut reader, shown) = greeted.await?;
         let connected = async {
             reader.initialize(&channel, &port).await?;
-            reader.connect(&channel, &shared, &port, shown.as_ref()).await
+            let comer = Comer { peer, shown: shown.as_ref() };
+            reader.connect(&channel, &shared, &port, comer).await
         };
         match connected.await {
             Ok(connected) => Ok((channel, reader, connected)),
@@ -133,7 +134,8 @@ async fn served<S: ByteStream + 'static>(
     let entries = connect.queue_entries_less_one + 1;
     // A host may have been given an answer whose slot is not free here yet.
     let slots = u64::from(entries) * 2;
-    let (memory, proofs) = (Rc::clone(&shared.memory), Rc::clone(&shared.proofs));
+    let memory = Rc::clone(&shared.memory);
+    let gate = Gate::new(verifier, &shared.proofs, peer);
     let connection = Rc::new(Connection {
         shared,
         queue,
@@ -151,7 +153,7 @@ async fn served<S: ByteStream + 'static>(
         bytes: Memory::new(BYTES, BYTES_LENT, &memory),
         capsules: Memory::new(IN_CAPSULE_BYTES_AT_ONCE, IN_CAPSULE_BYTES_LENT, &memory),
         ended: Rc::default(),
-        gate: Gate::new(verifier, proofs),
+        gate,
         has_told_of_damage: Cell::new(false),
     });
     let writer = {

@@ -12,8 +12,9 @@ use levada_nvme::authentication::{Names, SECURITY_PROTOCOL, SECURITY_SPECIFIC, V
 use levada_nvme::fabrics::{AuthenticationTransfer, FabricsType};
 use levada_nvme::{AdminOpcode, Command, Status};
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::future::pending;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 /// See the module. One without a proof is open.
@@ -28,10 +29,45 @@ struct Proof {
     /// `None` while a step of it is computed; for good, if that was not possible.
     verifier: RefCell<Option<Verifier>>,
     is_authenticated: Cell<bool>,
+    /// The address of the host.
+    peer: String,
     /// One step after the other,
     turn: Rc<Semaphore>,
-    /// and so many of all queues at once.
+    /// one of all that come from an address,
+    of_peer: Rc<Semaphore>,
+    /// and so many of all at once.
     at_once: Rc<Semaphore>,
+}
+
+/// A proof of the largest group takes a core for 50 ms: hosts that have shown nothing yet take no more of them than that.
+const PROOFS_AT_ONCE: u64 = 1;
+
+/// Whose turn it is to have a step of a proof computed: one address waits for one step of every other, however many connections those have.
+pub(crate) struct Proofs {
+    at_once: Rc<Semaphore>,
+    /// By address; as long as a queue from there has something to prove.
+    peers: RefCell<BTreeMap<String, Weak<Semaphore>>>,
+}
+
+impl Default for Proofs {
+    fn default() -> Self {
+        Self { at_once: Semaphore::new(PROOFS_AT_ONCE), peers: RefCell::default() }
+    }
+}
+
+impl Proofs {
+    /// The turn of all that come from the address of `peer`, whatever their ports.
+    fn of(&self, peer: &str) -> Rc<Semaphore> {
+        let address = peer.rsplit_once(':').map_or(peer, |(address, _)| address);
+        let mut peers = self.peers.borrow_mut();
+        peers.retain(|_, turn| turn.strong_count() > 0);
+        if let Some(turn) = peers.get(address).and_then(Weak::upgrade) {
+            return turn;
+        }
+        let turn = Semaphore::new(1);
+        peers.insert(address.to_owned(), Rc::downgrade(&turn));
+        turn
+    }
 }
 
 /// What becomes of a command.
@@ -51,13 +87,15 @@ pub(crate) enum Step {
 }
 
 impl Gate {
-    pub fn new(verifier: Option<Verifier>, at_once: Rc<Semaphore>) -> Self {
+    pub fn new(verifier: Option<Verifier>, proofs: &Proofs, peer: &str) -> Self {
         let proof = verifier.map(|verifier| Proof {
             names: verifier.names().clone(),
             is_authenticated: Cell::new(verifier.is_authenticated()),
             verifier: RefCell::new(Some(verifier)),
+            peer: peer.to_owned(),
             turn: Semaphore::new(1),
-            at_once,
+            of_peer: proofs.of(peer),
+            at_once: Rc::clone(&proofs.at_once),
         });
         Self { proof, has_failed: Once::default() }
     }
@@ -136,6 +174,7 @@ impl Gate {
         step: impl FnOnce(&mut Verifier) -> T + Send + 'static,
     ) -> Result<T, Status> {
         let _turn = proof.turn.acquire(1).await;
+        let _of_peer = proof.of_peer.acquire(1).await;
         let _place = proof.at_once.acquire(1).await;
         let verifier = proof.verifier.take();
         let Some(mut verifier) = verifier else { return Err(Status::INTERNAL_ERROR) };
@@ -156,7 +195,7 @@ impl Gate {
         proof.is_authenticated.set(verifier.is_authenticated());
         if verifier.has_failed() {
             let Names { host, subsystem } = &proof.names;
-            tracing::warn!(%host, %subsystem, "an NVMe host does not prove who it is");
+            tracing::warn!(peer = proof.peer, %host, %subsystem, "an NVMe host does not prove who it is");
             self.has_failed.happen();
         }
         *proof.verifier.borrow_mut() = Some(verifier);
@@ -184,22 +223,63 @@ mod tests {
     use levada_nvme::authentication::{Group, Hash, MESSAGE_BYTES_MAX, Prover, Secret, Secrets};
     use std::pin::pin;
 
-    /// The largest group takes some ten milliseconds, in which others have their turns.
+    /// One to which a host has offered the largest group, whose challenge takes some ten milliseconds.
+    async fn about_to_challenge(proofs: &Proofs, peer: &str) -> Gate {
+        let [host, subsystem] =
+            ["nqn.x:host", "nqn.x:box"].map(|nqn| Nqn::new(nqn).expect("a name"));
+        let names = Names { host, subsystem };
+        let host = Secret::random(None, &mut reactor::fill_random);
+        let secrets = Secrets { host, controller: None };
+        let prover = Prover::new(names.clone(), secrets.clone(), 1)
+            .offering(&[Hash::Sha256], &[Group::Ffdhe8192]);
+        let gate = Gate::new(Some(Verifier::new(names, secrets)), proofs, peer);
+        let offer = Buf::copy_of(&prover.negotiate());
+        let bytes = offer.len();
+        let sent = gate.prove(Step::Send { bytes }, &offer.into_vec()).await;
+        assert!(sent.is_ok());
+        gate
+    }
+
+    /// However many connections an address has, another one waits for a step or two of theirs.
+    #[test]
+    fn who_comes_often_holds_up_nobody_else() {
+        const MANY: u64 = 20;
+        Reactor::new().expect("an io_uring").block_on(async {
+            let proofs = Proofs::default();
+            let (done, bytes) = (Rc::new(Cell::new(0)), MESSAGE_BYTES_MAX);
+            let other = about_to_challenge(&proofs, "192.0.2.2:1").await;
+            let mut gates = Vec::new();
+            for port in 0..MANY {
+                gates.push(about_to_challenge(&proofs, &format!("192.0.2.1:{port}")).await);
+            }
+            for gate in gates {
+                let done = Rc::clone(&done);
+                reactor::spawn(async move {
+                    let challenged = gate.prove(Step::Receive { bytes }, &IoVec::new()).await;
+                    assert!(challenged.is_ok());
+                    done.set(done.get() + 1);
+                });
+            }
+            // All of them have asked before.
+            reactor::sleep(Duration::from_millis(1)).await;
+            let before = done.get();
+            let challenged = other.prove(Step::Receive { bytes }, &IoVec::new()).await;
+            assert!(challenged.is_ok());
+            assert!(done.get() <= before + 2 && before + 2 < MANY, "{before}, {}", done.get());
+            while done.get() < MANY {
+                reactor::sleep(Duration::from_millis(1)).await;
+            }
+            drop(other);
+            drop(proofs.of("192.0.2.3:1"));
+            assert_eq!(proofs.peers.borrow().len(), 1, "nobody else has anything to prove");
+        });
+    }
+
+    /// Others have their turns meanwhile.
     #[test]
     fn others_go_on_while_a_proof_is_computed() {
         Reactor::new().expect("an io_uring").block_on(async {
-            let [host, subsystem] =
-                ["nqn.x:host", "nqn.x:box"].map(|nqn| Nqn::new(nqn).expect("a name"));
-            let names = Names { host, subsystem };
-            let host = Secret::random(None, &mut reactor::fill_random);
-            let secrets = Secrets { host, controller: None };
-            let prover = Prover::new(names.clone(), secrets.clone(), 1)
-                .offering(&[Hash::Sha256], &[Group::Ffdhe8192]);
-            let gate = Gate::new(Some(Verifier::new(names, secrets)), Semaphore::new(1));
-            let offer = Buf::copy_of(&prover.negotiate());
-            let bytes = offer.len();
-            let sent = gate.prove(Step::Send { bytes }, &offer.into_vec()).await;
-            assert!(sent.is_ok());
+            let gate = about_to_challenge(&Proofs::default(), "192.0.2.1:1").await;
             let turns = Cell::new(0);
             let others = async {
                 loop {

@@ -2,6 +2,7 @@
 
 use crate::connection::{serve, serve_socket};
 use crate::controller::Controller;
+use crate::gate::Proofs;
 use crate::memory::SHARED_BYTES;
 use crate::port::{Passage, Port};
 use crate::reservations::HostId;
@@ -36,9 +37,6 @@ pub struct ListenError {
     source: io::Error,
 }
 
-/// A proof of the largest group takes a core for 50 ms: hosts that have shown nothing yet take no more of them than that.
-const PROOFS_AT_ONCE: u64 = 1;
-
 /// What connections share.
 pub(crate) struct Shared {
     subsystems: RefCell<BTreeMap<Nqn, Subsystem>>,
@@ -59,8 +57,7 @@ pub(crate) struct Shared {
     clients: Clients,
     /// Bytes of memory that connections may borrow.
     pub memory: Rc<Semaphore>,
-    /// Proofs of hosts that are computed beside the reactor at once.
-    pub proofs: Rc<Semaphore>,
+    pub proofs: Proofs,
 }
 
 impl Shared {
@@ -250,7 +247,7 @@ impl Target {
             stopping: Once::default(),
             clients: Clients::new(CONNECTIONS_MAX),
             memory: Semaphore::new(SHARED_BYTES),
-            proofs: Semaphore::new(PROOFS_AT_ONCE),
+            proofs: Proofs::default(),
         };
         Self { shared: Rc::new(shared), accepting: group.child(), group }
     }

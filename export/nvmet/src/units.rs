@@ -1,6 +1,6 @@
 //! What a host sends, unit by unit, and how it begins: what both agree on, and the command that connects its queue.
 
-use crate::connect::{Connected, connect};
+use crate::connect::{Comer, Connected, connect};
 use crate::io::DATA_BYTES_MAX;
 use crate::port::Port;
 use crate::target::Shared;
@@ -13,7 +13,6 @@ use levada_nvme::fabrics::MUST_AUTHENTICATE;
 use levada_nvme::pdu::{
     COMMON_BYTES, Common, DIGEST_BYTES, Digests, Fatal, Framing, Initialize, Kind, Pdu, Terminated,
 };
-use levada_nvme::tls::PskIdentity;
 use levada_nvme::{COMMAND_BYTES, Command, Completion, Status};
 use std::io as system;
 use std::pin::pin;
@@ -240,7 +239,7 @@ impl<S: ByteStream + 'static> Reader<S> {
         channel: &S,
         shared: &Rc<Shared>,
         port: &Rc<Port>,
-        shown: Option<&PskIdentity>,
+        comer: Comer<'_>,
     ) -> Result<Connected, Broken> {
         let unit = self.unit().await?.ok_or_else(cut_off)?;
         let Pdu::Command(command) = unit.pdu else { return Err(Fatal::Sequence.into()) };
@@ -254,7 +253,7 @@ impl<S: ByteStream + 'static> Reader<S> {
         // A host that gives up on a path that hangs leaves no controller there.
         self.passes(port).await?;
         let asked = match data {
-            Some(data) => connect(shared, port, &command, &data, shown),
+            Some(data) => connect(shared, port, &command, &data, comer),
             None => Err((Status::TRANSIENT_TRANSPORT, 0)),
         };
         let (result, status, connected) = match asked {
