@@ -485,14 +485,18 @@ impl<S: ByteStream + 'static> Controller<S> {
             select_all(over).await;
             join_all(all.iter().map(|queue| queue.close(QueueError::Closed))).await;
         });
-        let admin = Rc::clone(&self.admin);
+        let (admin, subsystem) = (Rc::clone(&self.admin), self.identity.subsystem.clone());
         let timing = options.timing;
         if !timing.keep_alive.is_zero() {
             reactor::spawn(async move {
                 while admin.end().is_none() {
                     let command = Command::new(AdminOpcode::KeepAlive as u8, 0, 0);
                     let answered = admin.run(Request::new(command, timing.keep_alive_limit)).await;
-                    if answered.outcome.is_ok_and(|answer| !answer.status.is_success()) {
+                    if let Ok(answer) = answered.outcome
+                        && !answer.status.is_success()
+                    {
+                        let status = answer.status;
+                        tracing::warn!(%subsystem, %status, "a target refuses to be kept alive, and is left");
                         admin.close(QueueError::Closed).await;
                     }
                     reactor::sleep(timing.keep_alive_every).await;

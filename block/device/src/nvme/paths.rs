@@ -423,14 +423,14 @@ impl<N: Network> Paths<N> {
                 let limit = self.options.timing.connect * STEPS_MAX;
                 let looked = reactor::timeout(limit, self.look_at(controller)).await;
                 let endless = ConnectError::Endless { stage: Stage::Looking, limit };
-                let standing = looked.unwrap_or(Err(endless))?;
+                let (standing, why) = looked.unwrap_or(Err(endless))?;
                 if standing > Standing::Unusable && !path.is_whole.get() {
                     self.make_whole(controller).await?;
                     path.is_whole.set(absences == self.absences.get());
                 } else if told.owner {
                     self.check_owner(controller).await?;
                 }
-                Ok::<_, ConnectError>(standing)
+                Ok::<_, ConnectError>((standing, why))
             };
             let looked = match select(select(pin!(looking), &mut over), pin!(self.ending())).await {
                 Either::Left((Either::Left((looked, _)), _)) => looked,
@@ -441,10 +441,9 @@ impl<N: Network> Paths<N> {
             let since = path.absent_since.get().unwrap_or_else(reactor::now);
             path.absent_since.set(is_absent.then_some(since));
             match looked {
-                Ok(standing) => {
+                Ok((standing, why)) => {
                     path.standing.set(standing);
-                    let why = (standing <= Standing::Unusable).then(|| "not accessible".to_owned());
-                    *path.why.borrow_mut() = why;
+                    *path.why.borrow_mut() = why.map(str::to_owned);
                 }
                 Err(
                     error @ (ConnectError::Ended { .. }

@@ -28,11 +28,11 @@ pub(crate) struct Known {
 }
 
 impl<N: Network> Paths<N> {
-    /// What a controller leads to, compared with what is known.
+    /// What a controller leads to, compared with what is known; and why it cannot be used.
     pub(super) async fn look_at(
         &self,
         controller: &Controller<N::Stream>,
-    ) -> Result<Standing, ConnectError> {
+    ) -> Result<(Standing, Option<&'static str>), ConnectError> {
         let seen = self.sight(controller).await?;
         let known = self.known.borrow().clone();
         match known {
@@ -40,7 +40,7 @@ impl<N: Network> Paths<N> {
             Some(known) => known.compare(&seen).map_err(|what| ConnectError::Different { what })?,
         }
         if !controller.identity.has_ana {
-            return Ok(Standing::Optimized);
+            return Ok((Standing::Optimized, None));
         }
         let log = Self::ana_page(controller).await?;
         let groups = parse_ana(&log)
@@ -49,13 +49,14 @@ impl<N: Network> Paths<N> {
         let ours = groups
             .iter()
             .find(|group| group.id == seen.identity.ana_group || is_ours(&group.namespaces));
+        let unusable = |why| (Standing::Unusable, Some(why));
         Ok(match ours.map(|group| group.state) {
-            Some(AnaState::Optimized) => Standing::Optimized,
-            Some(AnaState::NonOptimized) => Standing::NonOptimized,
-            // In no group is no path.
-            None | Some(AnaState::Inaccessible | AnaState::PersistentLoss | AnaState::Change) => {
-                Standing::Unusable
-            }
+            Some(AnaState::Optimized) => (Standing::Optimized, None),
+            Some(AnaState::NonOptimized) => (Standing::NonOptimized, None),
+            Some(AnaState::Inaccessible) => unusable("its target says: inaccessible (ANA)"),
+            Some(AnaState::PersistentLoss) => unusable("its target says: persistent loss (ANA)"),
+            Some(AnaState::Change) => unusable("its target says: state in change (ANA)"),
+            None => unusable("its target has the namespace in no group of paths (ANA)"),
         })
     }
 
