@@ -179,6 +179,11 @@ fn draw_member(member: &MemberStatus, out: &mut String) -> std::fmt::Result {
             "      {celsius}{used_percent} % of its endurance used, spare {spare_percent} %, {media_errors} media errors"
         )?;
     }
+    for path in &member.paths {
+        let Some(why) = path.problem() else { continue };
+        let what = if path.is_usable() { "the path" } else { "no path" };
+        writeln!(out, "      ! {what} over {}: {why}", path.address)?;
+    }
     match &member.problem {
         Some(problem) => writeln!(out, "      ! {problem}"),
         None => Ok(()),

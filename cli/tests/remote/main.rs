@@ -323,6 +323,19 @@ fn remote_drives_are_replaced_and_added() {
     check(&file, 2, 16);
     drop(file);
 
+    // A lost path is told, also as long as the other one is enough.
+    let lost =
+        |shown: &str| shown.matches(&format!("! no path over {}: ", drawers[2].path(1))).count();
+    assert_eq!(lost(&array.ok(&["show", urls[1]])), 0);
+    drawers[2].ok("path", &["2", "down"]);
+    let of_drawer = members.iter().filter(|url| url.contains(drawers[2].path(1))).count();
+    wait_until("it is told", || lost(&array.ok(&["show", urls[1]])) >= of_drawer);
+    let status = array.json(&["show", urls[1]]);
+    let paths = status["members"][members.len() - 1]["paths"].as_array().expect("paths");
+    assert_eq!(paths.iter().map(|path| &path["state"]).collect::<Vec<_>>(), ["optimized", "down"]);
+    drawers[2].ok("path", &["2", "up"]);
+    wait_until("it is back", || lost(&array.ok(&["show", urls[1]])) == 0);
+
     // A drive warns by itself, and the array says so, though nobody asks. It looks once a minute anyway, so a warning that is not heard
     // passes this one time in six; tests of the initiator and of the watch are strict.
     let begun = Instant::now();

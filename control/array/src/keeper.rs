@@ -699,6 +699,10 @@ impl Keeper {
             rebuilt_percent: status::percent_of(member.state, slots),
             slow: member.slow,
             io: Some(Io::from(member)),
+            paths: drives
+                .iter()
+                .find(|drive| drive.member == member.uuid)
+                .map_or_else(Vec::new, |drive| drive.store.paths()),
             health: self.health.with(&member.name, Record::shown),
             problem: self.health.with(&member.name, |record| record.problem(ANOTHER)).flatten(),
         };

@@ -4,7 +4,7 @@ use crate::level;
 use levada_base::ids::Uuid;
 use levada_base::meter::Latency;
 use levada_export_nvmet::AnaState;
-use levada_health::DriveHealth;
+use levada_health::{DriveHealth, PathStatus};
 use levada_raid::{self as raid, MemberState, Recorded};
 use levada_volume::VolumeStatus;
 use serde::{Deserialize, Serialize};
@@ -117,6 +117,9 @@ pub struct MemberStatus {
     #[serde(default)]
     pub slow: bool,
     pub io: Option<Io>,
+    /// Those to a drive on the network; known only while open.
+    #[serde(default)]
+    pub paths: Vec<PathStatus>,
     /// As its drive says itself; `None` where it does not, or the array is not open.
     #[serde(default)]
     pub health: Option<DriveHealth>,
@@ -256,6 +259,7 @@ impl Status {
                 rebuilt_percent: percent_of(member.state, slots),
                 slow: false,
                 io: None,
+                paths: Vec::new(),
                 health: None,
                 problem: None,
             })

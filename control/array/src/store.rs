@@ -11,6 +11,7 @@ use levada_base::reactor::Reactor;
 use levada_desk::{PowerFenceError, Taking, power_fence};
 use levada_device::nvme::{Host, NvmeNamespace, NvmeUrl, Options};
 use levada_device::{BlockError, Device, FileDevice, HealthPage, Witness};
+use levada_health::PathStatus;
 use levada_raid::Recorded;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -155,6 +156,16 @@ impl Store {
     pub fn belongs_nowhere(&self) {
         if let Self::Remote(namespace, _) = self {
             namespace.recognise_by(None);
+        }
+    }
+
+    /// How its paths are, of one on the network.
+    pub fn paths(&self) -> Vec<PathStatus> {
+        match self {
+            Self::File(_) => Vec::new(),
+            Self::Remote(namespace, _) => {
+                namespace.paths().into_iter().map(PathStatus::from).collect()
+            }
         }
     }
 

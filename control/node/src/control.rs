@@ -9,7 +9,7 @@ use crate::quota::{Quota, QuotaChange, Who};
 use crate::state::{Phase, RunningNode, StateDir, StateError};
 use levada_desk::AskError;
 use levada_export_nvmet::AnaState;
-use levada_health::DriveHealth;
+use levada_health::{DriveHealth, PathStatus};
 use levada_volume::qos::{Limits, LimitsChange};
 use levada_volume::{SnapshotRow, Tenant, VolumeName, VolumeOrder, VolumeStatus};
 use serde::{Deserialize, Serialize};
@@ -189,25 +189,6 @@ pub struct DriveStatus {
     /// As it says itself; `None` where it does not.
     #[serde(default)]
     pub health: Option<DriveHealth>,
-}
-
-/// A path to a drive on the network.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct PathStatus {
-    /// As in `10.0.0.1:4420`.
-    pub address: String,
-    /// `optimized`, `non-optimized`, `unusable`, `down`.
-    pub state: String,
-    /// Why it is not used; of one that is used what is the matter with it.
-    pub why: Option<String>,
-}
-
-impl PathStatus {
-    /// Whether requests may take it.
-    #[must_use]
-    pub fn is_usable(&self) -> bool {
-        matches!(&*self.state, "optimized" | "non-optimized")
-    }
 }
 
 /// An array.

@@ -1,7 +1,6 @@
 //! Drives as a machine has them: files, block devices and namespaces on the network ([`RemoteDrives`]), with the test
 //! wrappers that the cluster file asks for.
 
-use crate::control::PathStatus;
 use crate::drives::{DriveSource, NoDevice};
 use crate::remote_drives::RemoteDrives;
 use crate::state::StateDir;
@@ -14,6 +13,7 @@ use levada_device::{
     Device, DriveModel, FileDevice, FileDeviceError, HealthPage, ModelDevice, Prepare,
     VolatileDevice,
 };
+use levada_health::PathStatus;
 use levada_spec::{DriveSpec, Loaded, TestingSpec, Wrapper};
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};

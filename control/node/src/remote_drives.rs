@@ -9,16 +9,15 @@
 //!
 //! After a crash the target still knows the dead host, whose reservation the next owner preempts.
 
-use crate::control::PathStatus;
 use crate::drives::{DriveSource, NoDevice};
 use futures_util::future::{LocalBoxFuture, join_all, pending};
 use levada_base::Epoch;
 use levada_base::reactor::{self, Group, Instant};
 use levada_device::nvme::{
-    Changes, Host, NamespaceError, Network, NvmeNamespace, NvmeUrl, Options, Resolver, Standing,
-    Tcp,
+    Changes, Host, NamespaceError, Network, NvmeNamespace, NvmeUrl, Options, Resolver, Tcp,
 };
 use levada_device::{Device, HealthPage};
+use levada_health::PathStatus;
 use levada_spec::{ClusterFile, DriveSpec};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -343,18 +342,7 @@ impl<N: Network> DriveSource for RemoteDrives<N> {
     /// None of which need lead there.
     fn paths(&self, drive: &DriveSpec) -> Vec<PathStatus> {
         let paths = self.of(drive).map_or_else(Vec::new, |namespace| namespace.paths());
-        let shown = paths.into_iter().map(|path| PathStatus {
-            address: path.address,
-            state: match path.standing {
-                Standing::Optimized => "optimized",
-                Standing::NonOptimized => "non-optimized",
-                Standing::Unusable => "unusable",
-                Standing::Down => "down",
-            }
-            .into(),
-            why: path.why,
-        });
-        shown.collect()
+        paths.into_iter().map(PathStatus::from).collect()
     }
 }
 

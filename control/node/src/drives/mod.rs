@@ -20,7 +20,6 @@ mod found;
 pub use error::DrivesError;
 pub use format::{format_one, give_slices};
 
-use crate::control::PathStatus;
 use crate::recorded::{Difference, Differences, Labelled};
 use format::{array_ids, check_room, format, refuse_used};
 use found::{
@@ -33,6 +32,7 @@ use levada_base::units::BLOCK_BYTES;
 use levada_base::{Epoch, planted};
 use levada_desk::PowerFenceError;
 use levada_device::{BlockError, Device, Drive, DriveError, HealthPage};
+use levada_health::PathStatus;
 use levada_raid::look_until_steady;
 use levada_spec::{ClusterFile, DriveSpec};
 use std::collections::BTreeMap;

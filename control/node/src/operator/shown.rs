@@ -465,8 +465,8 @@ fn bad_paths(drives: &[DriveStatus]) -> Vec<String> {
     // One reason is told, that of the first: they differ by the moment at which each was asked.
     let mut bad: BTreeMap<(&str, &str, bool), (&str, Vec<&str>)> = BTreeMap::new();
     for drive in drives {
-        for path in drive.paths.iter().filter(|path| !path.is_usable() || path.why.is_some()) {
-            let why = path.why.as_deref().unwrap_or("not connected");
+        for path in &drive.paths {
+            let Some(why) = path.problem() else { continue };
             let of = (&*drive.enclosure, &*path.address, path.is_usable());
             bad.entry(of).or_insert((why, Vec::new())).1.push(&drive.name);
         }
@@ -577,7 +577,7 @@ fn ops_of(target: &Target) -> Vec<OpMeters> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::PathStatus;
+    use levada_health::PathStatus;
 
     #[test]
     fn paths_are_told_of_that_are_lost_or_damage_data() {
