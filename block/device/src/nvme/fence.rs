@@ -87,6 +87,11 @@ impl Ownership {
         }
     }
 
+    /// It is somebody's, and by what it is recognised is known.
+    pub fn has_mark(&self) -> bool {
+        self.ours.get() != Epoch::default() && self.witness.borrow().is_some()
+    }
+
     pub fn recognise_by(&self, witness: Option<Witness>) {
         *self.witness.borrow_mut() = witness;
     }
@@ -192,6 +197,7 @@ pub(super) async fn fence<N: Network>(
     }
     if !device.has_reservations() {
         owner.ours.set(epoch);
+        paths.compare_again();
         return Ok(());
     }
     if epoch > EPOCH_MAX {
@@ -306,14 +312,14 @@ impl<N: Network> Paths<N> {
         }
     }
 
-    /// Takes over `other`, too, what has been taken over `controller`, unless it leads elsewhere: another's drive may be there.
+    /// Takes over `other`, too, what has been taken over `first`, unless it leads elsewhere: another's drive may be there.
     async fn take_with(
         &self,
-        controller: &Controller<N::Stream>,
+        first: &Controller<N::Stream>,
         other: &Controller<N::Stream>,
         epoch: Epoch,
     ) -> bool {
-        let is_known = self.shows(other, &controller.host_id).await;
+        let is_known = self.shows(other, &first.host_id).await;
         is_known.unwrap_or(false) && self.take_over(other, epoch).await.is_ok()
     }
 
@@ -510,38 +516,6 @@ impl<N: Network> Paths<N> {
         self.unsettled.borrow().settle(|lost| !registering.contains(&lost) && !is_registered(lost));
     }
 
-    /// Whether `new` leads to the drive that `used` leads to: two may have been given the same names. What this owner has left there tells, as
-    /// far as it has left anything; true where nothing does.
-    pub(super) async fn lead_to_one(
-        &self,
-        new: &Controller<N::Stream>,
-        used: &Controller<N::Stream>,
-    ) -> Result<bool, ConnectError> {
-        if self.owner.is_reserved.get() {
-            let registered = &used.host_id;
-            // Or it is forgotten on either, by one drive. If not, it may have come in between.
-            return Ok(self.shows(new, registered).await?
-                || !self.shows(used, registered).await.unwrap_or(false)
-                || self.shows(new, registered).await?);
-        }
-        if self.owner.ours.get() == Epoch::default() {
-            return Ok(true);
-        }
-        let seen = self.witnessed(new).await?;
-        let Ok(there @ Some(_)) = self.witnessed(used).await else { return Ok(true) };
-        Ok(seen == there || self.witnessed(new).await? == there)
-    }
-
-    /// Whether the target behind a connection has another one registered.
-    async fn shows(
-        &self,
-        controller: &Controller<N::Stream>,
-        registered: &HostId,
-    ) -> Result<bool, ConnectError> {
-        let report = self.report_over(controller).await?;
-        Ok(report.registrants.iter().any(|it| it.host == *registered))
-    }
-
     /// Sees to it that the drive is still what this owner has there, after nobody could see it for a while: a target may answer with another
     /// one under the same name, and where there are no reservations only the drive itself tells of a later owner.
     pub(super) async fn recognise(
@@ -549,10 +523,10 @@ impl<N: Network> Paths<N> {
         controller: &Controller<N::Stream>,
     ) -> Result<(), ConnectError> {
         // Before it is fenced it is nobody's.
-        let ours = self.owner.ours.get();
-        if ours == Epoch::default() || self.owner.witness.borrow().is_none() {
+        if !self.owner.has_mark() {
             return Ok(());
         }
+        let ours = self.owner.ours.get();
         match self.witnessed(controller).await? {
             Some(seen) if seen > ours => self.lose_to(seen),
             Some(_) => {}
@@ -612,7 +586,7 @@ impl<N: Network> Paths<N> {
         Ok(())
     }
 
-    async fn report_over(
+    pub(super) async fn report_over(
         &self,
         controller: &Controller<N::Stream>,
     ) -> Result<ReservationReport, ConnectError> {
@@ -623,7 +597,7 @@ impl<N: Network> Paths<N> {
     }
 
     /// The last owner, as the drive tells; `None`: nobody can say.
-    async fn witnessed(
+    pub(super) async fn witnessed(
         &self,
         controller: &Controller<N::Stream>,
     ) -> Result<Option<Epoch>, ConnectError> {

@@ -4,7 +4,7 @@
 //! - [`NvmeUrl`]: where a namespace is, and how it is reached; `resolve`: its hosts' addresses. `host`: who asks; `options`: how long things may take.
 //! - [`NvmeNamespace`]: a request, cut into commands; `verdict`: what a status means. `fence`: its owners; `claim`: how they are told
 //!   apart, without I/O.
-//! - `paths`: which controller a command goes to, and what happens when one is lost. `sight`: what a controller leads to; `whole`: what a path needs before it is used. `unsettled`:
+//! - `paths`: which controller a command goes to, and what happens when one is lost. `sight`: what a controller leads to; `likeness`: whether two lead to one drive; `whole`: what a path needs before it is used. `unsettled`:
 //!   changes that may still happen; `unflushed`: changes that may have to be made again.
 //! - `controller`: an admin queue and I/O queues that live and die together. `proof`: who host and target are; `keys`: files of their
 //!   secrets. TLS, if any, is below all of this: it is how connections come from the network (`options`). `discovery`: which subsystems there are at an address; `find`: and what is in them.
@@ -23,6 +23,7 @@ pub mod fuzz;
 mod host;
 mod keys;
 mod landing;
+mod likeness;
 mod namespace;
 mod options;
 mod order;

@@ -586,6 +586,7 @@ impl<N: Network> Device for NvmeNamespace<N> {
     /// Without a witness, a namespace that was fenced and whose target has lost its reservations is given up.
     fn recognise_by(&self, witness: Option<Witness>) {
         self.paths.owner.recognise_by(witness);
+        self.paths.compare_again();
     }
 
     fn read(&self, at: u64, into: IoVecMut) -> IoFuture<'_, IoVecMut> {

@@ -83,6 +83,8 @@ pub(super) struct Path<S> {
     standing: Cell<Standing>,
     /// Nothing was lost while it was away, or it was made good.
     is_whole: Cell<bool>,
+    /// It was found to lead to another drive than those that are used.
+    pub(super) is_stray: Cell<bool>,
     /// Since it was connected.
     has_told_of_damage: Cell<bool>,
     /// When data came by it damaged, the last time.
@@ -154,6 +156,7 @@ impl<N: Network> Paths<N> {
             controller: RefCell::default(),
             standing: Cell::new(Standing::Down),
             is_whole: Cell::new(false),
+            is_stray: Cell::new(false),
             has_told_of_damage: Cell::new(false),
             damaged_at: Cell::default(),
             has_told_of_loss: Cell::new(false),
@@ -345,6 +348,7 @@ impl<N: Network> Paths<N> {
         *path.controller.borrow_mut() = None;
         *path.why.borrow_mut() = Some(why);
         path.is_whole.set(false);
+        path.is_stray.set(false);
         path.has_told_of_damage.set(false);
         path.absent_since.set(None);
         path.was_tried.set(true);
@@ -825,7 +829,7 @@ impl<S: levada_base::stream::ByteStream + 'static> Path<S> {
         })
     }
 
-    fn has_connection(&self, host_id: &HostId) -> bool {
+    pub(super) fn has_connection(&self, host_id: &HostId) -> bool {
         self.controller.borrow().as_ref().is_some_and(|it| it.host_id == *host_id)
     }
 }

@@ -26,12 +26,7 @@ impl<N: Network> Paths<N> {
         controller: &Controller<N::Stream>,
     ) -> Result<(), ConnectError> {
         let _turn = self.making_whole.acquire(1).await;
-        if let Some(other) = self.whole().into_iter().next()
-            && !self.lead_to_one(controller, &other).await?
-        {
-            let what = "it leads to another drive, of the same name as the one in use".into();
-            return Err(ConnectError::Different { what });
-        }
+        self.compare_drives(controller).await?;
         self.check_owner(controller).await?;
         if self.has_lost.get() || self.was_there_all_along().await {
             return Ok(());

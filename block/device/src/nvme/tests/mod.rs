@@ -7,6 +7,7 @@ mod limits;
 mod namespace;
 mod owners;
 mod proof;
+mod strays;
 
 use super::{Host, Options};
 use levada_nvme::Nqn;

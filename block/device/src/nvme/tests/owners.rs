@@ -10,7 +10,6 @@ use futures_util::future::join;
 use levada_base::Epoch;
 use levada_base::reactor;
 use levada_base::stream::MemoryNetwork;
-use levada_nvme::identify::OptionalCommands;
 use levada_nvme::log::{AnaState, Event};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -21,12 +20,12 @@ use std::time::Duration;
 /// Where owners leave their epoch, as superblocks do.
 const MARK_BYTES: usize = 4096;
 
-fn witness() -> Witness {
+pub(super) fn witness() -> Witness {
     let owner = |bytes: &[u8]| Some(Epoch(u64::from(bytes[0]))).filter(|epoch| epoch.0 < 100);
     Witness { blocks: vec![0], owner: Rc::new(owner) }
 }
 
-fn mark(epoch: u8) -> levada_base::Buf {
+pub(super) fn mark(epoch: u8) -> levada_base::Buf {
     levada_base::Buf::copy_of(&[epoch; MARK_BYTES])
 }
 
@@ -367,61 +366,6 @@ fn a_registration_without_an_answer_settles_nothing() {
             assert_eq!(target.keys.borrow().len(), 1, "the other path is away");
             reactor::sleep(Duration::from_secs(30)).await;
             assert_eq!(read(&device, 8192, 4096).await.expect("read"), second[..]);
-        });
-    }
-}
-
-/// Two drives with the same names, as copies of one configuration have them, and a path to either: one is used, whether both are there from the
-/// beginning or the other one comes later, and the other is neither written nor reserved.
-#[test]
-fn a_path_to_another_drive_of_the_same_names_is_not_used() {
-    for (seed, has_reservations, comes_later) in
-        [(70, true, false), (71, true, true), (72, false, true)]
-    {
-        run(seed, async {
-            let target = || {
-                let mut target = Target::new();
-                target.optional.set(OptionalCommands::RESERVATIONS, has_reservations);
-                Rc::new(target)
-            };
-            let (net, one, other) = (MemoryNetwork::default(), target(), target());
-            let paths = [address(1), address(2)];
-            one.listen(&net, paths[0]);
-            if !comes_later {
-                other.listen(&net, paths[1]);
-            }
-            let device = open(&net, &paths).await;
-            reactor::sleep(Duration::from_millis(10)).await;
-            device.fence(Epoch(4)).await.expect("nobody's");
-            write(&device, 0, &mark(4)).await.expect("ours");
-            device.flush().await.expect("flushed");
-            device.recognise_by(Some(witness()));
-            if comes_later {
-                other.listen(&net, paths[1]);
-            }
-            reactor::sleep(Duration::from_secs(10)).await;
-            // Either may be the first.
-            let (used, stray) = match one.cached.borrow()[0] {
-                4 => (&one, &other),
-                _ => (&other, &one),
-            };
-            assert!(!comes_later || Rc::ptr_eq(used, &one), "it was there");
-            for at in 1..20 {
-                let data = pattern(at, 4096);
-                write(&device, at * 8192, &data).await.expect("written");
-                assert_eq!(read(&device, at * 8192, 4096).await.expect("read"), data[..]);
-            }
-            assert!(stray.cached.borrow().iter().all(|byte| *byte == 0));
-            assert_eq!((stray.keys.borrow().len(), stray.holder.get()), (0, None));
-            let told: Vec<_> = device.paths().into_iter().filter_map(|path| path.why).collect();
-            assert!(
-                matches!(&told[..], [why] if why.contains("another drive")),
-                "{seed} {:?}",
-                device.paths()
-            );
-            // That it goes again changes nothing.
-            net.down(paths[usize::from(Rc::ptr_eq(used, &one))]);
-            write(&device, 0, &mark(4)).await.expect("ours");
         });
     }
 }
