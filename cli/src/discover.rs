@@ -3,12 +3,17 @@
 use crate::out::say;
 use anyhow::{Context, Result, bail};
 use levada_enclosure::{Found, FoundDrive};
-use levada_node::state;
-use levada_spec::{ClusterFile, FoundEnclosure, Loaded, SoughtEnclosure, of_numbers};
+use levada_spec::{ClusterFile, FoundEnclosure, Loaded, NvmeUrl, SoughtEnclosure, of_numbers};
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
 use std::path::Path;
 
 /// A cluster file with drives that were found.
 pub struct Discovered {
+    /// As the file was, and as it is to be.
+    before: String,
     text: String,
     /// Of each enclosure, for people.
     told: Vec<String>,
@@ -17,8 +22,8 @@ pub struct Discovered {
 
 /// Asks the enclosures whose drives the cluster file at `path` does not name; `None`: it names all.
 pub fn discover(path: &Path) -> Result<Option<Discovered>> {
-    let text = ClusterFile::read(path)?;
-    let sought = levada_spec::sought(&text);
+    let before = ClusterFile::read(path)?;
+    let sought = levada_spec::sought(&before);
     if sought.is_empty() {
         return Ok(None);
     }
@@ -29,10 +34,10 @@ pub fn discover(path: &Path) -> Result<Option<Discovered>> {
             .with_context(|| format!("{}: enclosure {:?}", path.display(), enclosure.name))?;
         all.push((enclosure, found));
     }
-    let text = levada_spec::with_found(&text, &all);
-    let loaded = ClusterFile::load_as(path, &text)
-        .with_context(|| format!("with the drives that were found, {}", told.join("; ")))?;
-    Ok(Some(Discovered { text, told, loaded }))
+    let text = levada_spec::with_found(&before, &all);
+    let name = format!("{}, with the drives that were found", path.display());
+    let loaded = ClusterFile::load_as(path, &name, &text)?;
+    Ok(Some(Discovered { before, text, told, loaded }))
 }
 
 fn ask(enclosure: &SoughtEnclosure, told: &mut Vec<String>) -> Result<FoundEnclosure> {
@@ -51,28 +56,50 @@ fn ask(enclosure: &SoughtEnclosure, told: &mut Vec<String>) -> Result<FoundEnclo
     let Found { url, problem: None, drives, .. } = found else {
         bail!("{}", found.problem.as_deref().unwrap_or_default());
     };
-    let is_usable = |drive: &&FoundDrive| {
-        drive.bytes > 0 && (drive.has_reservations || enclosure.has_power_fence)
-    };
+    let (url, unheard_of) = as_written(&enclosure.url, url.parse()?);
+    let is_usable = |drive: &&FoundDrive| drive.is_usable(enclosure.has_power_fence);
     let (usable, others): (Vec<_>, Vec<_>) = drives.iter().partition(is_usable);
     let numbers = |drives: Vec<&FoundDrive>| -> Vec<u32> {
         drives.into_iter().map(|drive| drive.namespace).collect()
     };
     let (namespaces, left_out) = (numbers(usable), numbers(others));
-    let why = "without reservations, or of blocks that cannot be used";
+    let why = "without reservations, read-only, or of blocks that cannot be used";
     if namespaces.is_empty() {
         bail!("no drive of {url} can be used: {} are {why}", left_out.len());
     }
-    let left_out = match left_out.len() {
-        0 => String::new(),
-        _ => format!("; left out, as {why}: {}", of_numbers(&left_out).join(", ")),
-    };
     let (name, drives) = (&enclosure.name, of_numbers(&namespaces).join(", "));
-    told.push(format!(
-        "enclosure {name}: {} drives found at {url}, namespaces {drives}{left_out}",
+    let mut line = format!(
+        "enclosure {name}: {} drives found at {url}, namespaces {drives}",
         namespaces.len()
-    ));
-    Ok(FoundEnclosure { url: url.clone(), namespaces })
+    );
+    if !left_out.is_empty() {
+        line += &format!("; left out, as {why}: {}", of_numbers(&left_out).join(", "));
+    }
+    if !unheard_of.is_empty() {
+        line += &format!("; its target does not tell of {}", unheard_of.join(", "));
+    }
+    told.push(line);
+    Ok(FoundEnclosure { url: url.to_string(), namespaces })
+}
+
+/// The URL that was found, with its addresses as `written` has them; and those written there of which nobody has told.
+fn as_written(written: &NvmeUrl, mut found: NvmeUrl) -> (NvmeUrl, Vec<String>) {
+    let resolve = |(host, port): &(String, u16)| -> Vec<SocketAddr> {
+        (host.as_str(), *port).to_socket_addrs().map_or_else(|_| Vec::new(), Iterator::collect)
+    };
+    let mut unheard_of = Vec::new();
+    for address in &written.addresses {
+        let meant = resolve(address);
+        let told = found
+            .addresses
+            .iter_mut()
+            .find(|told| *told == address || resolve(told).iter().any(|one| meant.contains(one)));
+        match told {
+            Some(told) => *told = address.clone(),
+            None => unheard_of.push(NvmeUrl::show_address(address)),
+        }
+    }
+    (found, unheard_of)
 }
 
 impl Discovered {
@@ -84,13 +111,80 @@ impl Discovered {
         say!("{becomes}");
     }
 
-    /// Writes the file at `path` anew; its other contents stay.
+    /// Writes the file at `path` anew, unless it has been changed since it was read. All else about it stays.
     pub fn save(&self, path: &Path) -> Result<()> {
-        let cannot = || format!("cannot write the drives that were found into {}", path.display());
+        if ClusterFile::read(path)? != self.before {
+            bail!("{} has been changed meanwhile: try again", path.display());
+        }
+        self.replace(path).with_context(|| {
+            format!(
+                "cannot write the drives that were found into {}, which `levada plan` shows",
+                path.display()
+            )
+        })
+    }
+
+    fn replace(&self, path: &Path) -> std::io::Result<()> {
         // Not in the place of a link to it.
-        let place = path.canonicalize().with_context(cannot)?;
-        let permissions = place.metadata().with_context(cannot)?.permissions();
-        state::replace(&place, &self.text).with_context(cannot)?;
-        std::fs::set_permissions(&place, permissions).with_context(cannot)
+        let place = path.canonicalize()?;
+        let old = place.metadata()?;
+        let mut fresh = place.clone().into_os_string();
+        fresh.push(".new");
+        let mut file =
+            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&fresh)?;
+        file.set_permissions(old.permissions())?;
+        fchown(&file, Some(old.uid()), Some(old.gid()))?;
+        file.write_all(self.text.as_bytes())?;
+        // Before its name: a file system may keep the rename and lose what was written.
+        file.sync_all()?;
+        fs::rename(&fresh, &place)?;
+        File::open(place.parent().unwrap_or(Path::new("/")))?.sync_all()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_stay_as_they_were_written() {
+        let url = |text: &str| text.parse::<NvmeUrl>().expect("a URL");
+        let written = url(
+            "nvme+tcp://localhost:4420,192.0.2.7:8009/nqn.2014-08.org.nvmexpress.discovery?ddgst=1",
+        );
+        let found = url("nvme+tcp://192.0.2.9:4420,127.0.0.1:4420/nqn.x?ddgst=1");
+        let (url, unheard_of) = as_written(&written, found);
+        assert_eq!(url.to_string(), "nvme+tcp://192.0.2.9:4420,localhost:4420/nqn.x?ddgst=1");
+        assert_eq!(unheard_of, ["192.0.2.7:8009"]);
+    }
+
+    #[test]
+    fn a_file_that_is_changed_meanwhile_is_left_alone() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (at, link) = (dir.path().join("levada.toml"), dir.path().join("link.toml"));
+        std::os::unix::fs::symlink(&at, &link).expect("made");
+        let cluster = ClusterFile::box_default(Path::new("box"), 40 << 30).expect("room enough");
+        fs::write(&at, cluster.to_toml()).expect("written");
+        let loaded = ClusterFile::load(&at).expect("a cluster file");
+        let found = Discovered {
+            before: cluster.to_toml(),
+            text: "found".into(),
+            told: Vec::new(),
+            loaded,
+        };
+        let mode = |bits| {
+            fs::set_permissions(&at, std::os::unix::fs::PermissionsExt::from_mode(bits))
+                .expect("set");
+        };
+        mode(0o640);
+        fs::write(&at, "changed").expect("written");
+        let why = found.save(&link).expect_err("changed").to_string();
+        assert!(why.contains("has been changed meanwhile"), "{why}");
+        fs::write(&at, &found.before).expect("written");
+        found.save(&link).expect("saved");
+        assert_eq!(fs::read_to_string(&at).expect("read"), "found");
+        assert_eq!(at.metadata().expect("there").mode() & 0o777, 0o640);
+        assert!(link.symlink_metadata().expect("there").is_symlink());
+        assert_eq!(fs::read_dir(dir.path()).expect("a directory").count(), 2);
     }
 }

@@ -275,9 +275,12 @@ fn show_found(found: &Found) {
     if let Some(problem) = &found.problem {
         say!("  ! {problem}");
     }
-    for FoundDrive { namespace, bytes: size, block_bytes, has_reservations } in &found.drives {
+    for FoundDrive { namespace, bytes: size, block_bytes, has_reservations, is_read_only } in
+        &found.drives
+    {
         let what = match (size, has_reservations) {
             (0, _) => "of blocks that cannot be used".to_owned(),
+            (size, _) if *is_read_only => format!("{}, read-only", bytes(*size)),
             (size, true) => format!("{}, blocks of {block_bytes}", bytes(*size)),
             (size, false) => {
                 let size = bytes(*size);

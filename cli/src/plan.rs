@@ -6,7 +6,7 @@ use crate::{place, up};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use levada_base::reactor::Reactor;
-use levada_node::assembly::Tuning;
+use levada_node::assembly::{AssemblyError, Tuning};
 use levada_node::outlook::{Outlook, outlook};
 use levada_node::state::{Phase, RunningNode};
 use levada_node::{DeadPath, FileDrives, Placed, dead_paths};
@@ -138,6 +138,26 @@ fn refuse_less_than_asked(cluster: &ClusterFile, displaced: &[Placed]) -> Result
     Ok(())
 }
 
+/// Looks at the drives as `up` does, and at what else there is to see.
+fn look<T>(
+    loaded: &Loaded,
+    more: impl AsyncFnOnce() -> T,
+) -> Result<(Result<Outlook, AssemblyError>, T)> {
+    let reactor = Reactor::new().context("cannot use io_uring")?;
+    Ok(reactor.block_on(async {
+        let source = FileDrives::new(loaded.clone(), place::state(loaded));
+        let outlook = outlook(&source, &loaded.cluster, Tuning::default().segment_stripes).await;
+        (outlook, more().await)
+    }))
+}
+
+/// Fails where `up` would refuse the drives of a cluster file, without taking them.
+pub fn foresee(loaded: &Loaded) -> Result<()> {
+    let (outlook, ()) = look(loaded, async || ())?;
+    outlook?;
+    Ok(())
+}
+
 /// What the drives carry, beside what the file says.
 fn compare(loaded: &Loaded) -> Result<()> {
     let (name, state) = (&loaded.cluster.name, place::state(loaded));
@@ -149,12 +169,7 @@ fn compare(loaded: &Loaded) -> Result<()> {
         );
         return Ok(());
     }
-    let reactor = Reactor::new().context("cannot use io_uring")?;
-    let (outlook, dead) = reactor.block_on(async {
-        let source = FileDrives::new(loaded.clone(), state);
-        let outlook = outlook(&source, &loaded.cluster, Tuning::default().segment_stripes).await;
-        (outlook, dead_paths(&loaded.cluster).await)
-    });
+    let (outlook, dead) = look(loaded, async || dead_paths(&loaded.cluster).await)?;
     let (missing, displaced) =
         match outlook.map_err(|error| anyhow!("`levada up` would refuse this: {error}"))? {
             Outlook::New { missing } => (missing, None),

@@ -1,8 +1,8 @@
 //! `up`, `down`, `check`, and the node itself.
 
-use crate::discover::discover;
+use crate::discover::{Discovered, discover};
 use crate::out::{chain, say};
-use crate::{mount, place, process, status};
+use crate::{mount, place, plan, process, status};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use levada_base::reactor::Reactor;
@@ -91,21 +91,46 @@ impl OverwriteArgs {
     }
 }
 
+/// Takes drives that were found: they come to stand in the cluster file, unless they cannot be those of the cluster.
+fn take(
+    path: &Path,
+    found: &Discovered,
+    may_overwrite: MayOverwrite,
+    is_running: bool,
+) -> Result<()> {
+    check_fit(path, &found.loaded)?;
+    // What another node has, or is to be overwritten, says nothing.
+    if !is_running && may_overwrite == MayOverwrite::Nothing {
+        plan::foresee(&found.loaded).with_context(|| {
+            found.tell(&format!("{} stays as it is", path.display()));
+            "not all drives that were found can be used: name those that can in `drives` of their enclosure"
+        })?;
+    }
+    found.save(path)?;
+    found.tell(&format!("they stand in {} now", path.display()));
+    place::warn(&found.loaded);
+    Ok(())
+}
+
 /// Brings the cluster up.
 pub fn up(file: Option<&Path>, args: &UpArgs) -> Result<()> {
     let path = match place::find(file) {
         Some(path) => path,
         None => make_box()?,
     };
-    if let Some(found) = discover(&path)? {
-        found.save(&path)?;
-        found.tell(&format!("they stand in {} now", path.display()));
-    }
-    let loaded = place::load_at(&path)?;
+    let found = discover(&path)?;
+    let loaded = match &found {
+        Some(found) => found.loaded.clone(),
+        None => place::load_at(&path)?,
+    };
     let state = place::state(&loaded);
     state.check()?;
     let may_overwrite = args.overwrite.of(&loaded.cluster.name)?;
-    if let Some(pid) = answering(&state)? {
+    let running = answering(&state)?;
+    if let Some(found) = found {
+        take(&path, &found, may_overwrite, running.is_some())?;
+    }
+    if let Some(pid) = running {
         if may_overwrite != MayOverwrite::Nothing {
             bail!(
                 "{} is up (node process {pid}); `levada down` it before its drives are overwritten",

@@ -267,6 +267,19 @@ fn drives_that_the_file_does_not_name_are_found() {
     let said = cluster.ok(&["up"]);
     assert!(!said.contains("found at"), "{said}");
     cluster.ok(&["down"]);
+    // Those of somebody else are found as well, and taken by nobody: nor do they come to stand in the file.
+    let others = unnamed.replace("name = \"found\"", "name = \"other\"\nstate_dir = \"other\"");
+    fs::write(&at, &others).expect("written");
+    let why = ["e1-1", "`drives` of their enclosure", "levada.toml stays as it is"];
+    cluster.refused(&["up"], &why);
+    cluster.refused(
+        &["up", "--destroy", "found"],
+        &["the cluster here is other; nothing was changed"],
+    );
+    assert_eq!(file(), others);
+    // What is wrong elsewhere is told of the text with the drives.
+    fs::write(&at, unnamed.replace("\"raid6\"", "\"raid7\"")).expect("written");
+    cluster.refused(&["up"], &["raid7", "levada.toml, with the drives that were found:"]);
 }
 
 #[test]

@@ -48,6 +48,15 @@ pub struct FoundDrive {
     pub block_bytes: u64,
     /// Servers can be kept apart by it.
     pub has_reservations: bool,
+    pub is_read_only: bool,
+}
+
+impl FoundDrive {
+    /// Whether it can be a drive of a cluster, of one with a power fence or without.
+    #[must_use]
+    pub fn is_usable(&self, has_power_fence: bool) -> bool {
+        self.bytes > 0 && !self.is_read_only && (self.has_reservations || has_power_fence)
+    }
 }
 
 /// Asks at `address` (`HOST[:PORT]`, port 4420 unless given), as `host`, with the secrets and keys of the file `keys`.
@@ -115,6 +124,7 @@ impl From<levada_device::nvme::FoundSubsystem> for Found {
             bytes: namespace.bytes,
             block_bytes: namespace.block_bytes,
             has_reservations: namespace.has_reservations,
+            is_read_only: namespace.is_read_only,
         });
         let (url, subsystem) = (found.url.to_string(), found.url.subsystem.to_string());
         Self { url, subsystem, problem, drives: drives.collect() }
@@ -125,7 +135,7 @@ impl Found {
     /// As a cluster file has it: of drives that can be used, and that servers can be kept apart by. `None`: there is none.
     #[must_use]
     pub fn as_enclosure(&self) -> Option<String> {
-        let usable = self.drives.iter().filter(|drive| drive.bytes > 0 && drive.has_reservations);
+        let usable = self.drives.iter().filter(|drive| drive.is_usable(false));
         let numbers: Vec<u32> = usable.map(|drive| drive.namespace).collect();
         let runs = levada_spec::of_numbers(&numbers);
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
@@ -145,7 +155,7 @@ mod tests {
     use super::*;
 
     fn drive(namespace: u32, bytes: u64, has_reservations: bool) -> FoundDrive {
-        FoundDrive { namespace, bytes, block_bytes: 512, has_reservations }
+        FoundDrive { namespace, bytes, block_bytes: 512, has_reservations, is_read_only: false }
     }
 
     #[test]
@@ -154,7 +164,8 @@ mod tests {
             "nvme+tcp://10.0.0.1:4420,10.0.1.1:4420/nqn.2014-08.org.example:shelf-7".to_owned();
         let subsystem = "nqn.2014-08.org.example:shelf-7".to_owned();
         let drives = [1, 2, 3, 5, 8, 9].map(|number| drive(number, 1 << 30, true));
-        let unusable = [drive(10, 0, true), drive(11, 1 << 30, false)];
+        let read_only = FoundDrive { is_read_only: true, ..drive(12, 1 << 30, true) };
+        let unusable = [drive(10, 0, true), drive(11, 1 << 30, false), read_only];
         let drives = drives.into_iter().chain(unusable).collect();
         let found = Found { url, subsystem, problem: None, drives };
         let text = found.as_enclosure().expect("there are drives");

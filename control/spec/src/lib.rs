@@ -3,7 +3,7 @@
 //! One text file names the hosts, enclosures, drives, arrays, file systems and mounts.
 //! This crate reads it, says what is wrong with it (all of it, each with its line), and
 //! says what the layout survives. It does no I/O beyond reading that file and looking at
-//! which file a drive's path names; it knows no other crate of the project.
+//! which file a drive's path names; of the project it knows `levada-nvme`, whose URLs it reads.
 //!
 //! What always holds:
 //! - A [`ClusterFile`] that came out of [`ClusterFile::parse`] or [`ClusterFile::load`] passed
@@ -36,6 +36,8 @@ pub use file::{
     STRIPE_CHUNKS_MAX, ScrubSpec, SliceSize, Spread, TAG_BYTES_MOST, TestingSpec, UnknownWord,
     Wrapper,
 };
+/// Where drives on the network are.
+pub use levada_nvme::NvmeUrl;
 pub use pattern::{PatternError, of_numbers};
 pub use remote::{EnclosureUrl, UrlError};
 pub use size::{Bytes, SizeError};

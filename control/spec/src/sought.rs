@@ -5,7 +5,7 @@
 
 use crate::pattern;
 use levada_nvme::{DISCOVERY_NQN, NvmeUrl};
-use toml_edit::{Array, ArrayOfTables, DocumentMut, Item, Value};
+use toml_edit::{Array, Decor, DocumentMut, Item, TableLike, Value};
 
 /// An enclosure whose drives are to be found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,8 +34,15 @@ pub struct FoundEnclosure {
 #[must_use]
 pub fn sought(text: &str) -> Vec<SoughtEnclosure> {
     let Ok(document) = text.parse::<DocumentMut>() else { return Vec::new() };
-    let Some(enclosures) = document.get("enclosure").and_then(Item::as_array_of_tables) else {
-        return Vec::new();
+    let enclosures: Vec<&dyn TableLike> = match document.get("enclosure") {
+        Some(Item::ArrayOfTables(tables)) => {
+            tables.iter().map(|table| table as &dyn TableLike).collect()
+        }
+        Some(Item::Value(Value::Array(tables))) => {
+            let tables = tables.iter().map(Value::as_inline_table);
+            tables.map_while(|table| table.map(|table| table as &dyn TableLike)).collect()
+        }
+        _ => return Vec::new(),
     };
     let has_power_fence =
         document.get("cluster").is_some_and(|cluster| cluster.get("power_fence").is_some());
@@ -71,19 +78,37 @@ fn parse_url(text: &str) -> Option<NvmeUrl> {
 #[must_use]
 pub fn with_found(text: &str, found: &[(SoughtEnclosure, FoundEnclosure)]) -> String {
     let mut document: DocumentMut = text.parse().expect("it was searched");
-    let enclosures = document.get_mut("enclosure").and_then(Item::as_array_of_tables_mut);
-    let enclosures: &mut ArrayOfTables = enclosures.expect("it was searched");
+    let enclosures = document.get_mut("enclosure").expect("it was searched");
+    let is_inline = enclosures.is_array();
     for (sought, found) in found {
-        let table = enclosures.get_mut(sought.at).expect("it was searched");
+        let table = match &mut *enclosures {
+            Item::ArrayOfTables(tables) => {
+                tables.get_mut(sought.at).map(|table| table as &mut dyn TableLike)
+            }
+            other => {
+                let tables = other.as_array_mut().and_then(|tables| tables.get_mut(sought.at));
+                let table = tables.and_then(Value::as_inline_table_mut);
+                table.map(|table| table as &mut dyn TableLike)
+            }
+        };
+        let table = table.expect("it was searched");
         let old = table.get_mut("url").and_then(Item::as_value_mut).expect("it was searched");
         // With what stands behind it in its line.
-        let decor = old.decor().clone();
+        let mut decor = old.decor().clone();
+        let patterns: Array = pattern::of_numbers(&found.namespaces).into_iter().collect();
+        let mut patterns = Value::from(patterns);
+        // In a table of one line that is before its end, where the drives go.
+        if is_inline && let Some(suffix) = decor.suffix().cloned() {
+            *patterns.decor_mut() = Decor::new(" ", suffix);
+            decor.set_suffix("");
+        }
         *old = Value::from(found.url.as_str());
         *old.decor_mut() = decor;
-        let patterns: Array = pattern::of_numbers(&found.namespaces).into_iter().collect();
-        table.insert("drives", Item::Value(patterns.into()));
+        table.insert("drives", Item::Value(patterns));
     }
-    document.to_string()
+    let whole = document.to_string();
+    // As it was; lines of TOML end either way.
+    if text.contains("\r\n") { whole.replace('\n', "\r\n") } else { whole }
 }
 
 #[cfg(test)]
@@ -152,6 +177,28 @@ object_targets = 1
         let drives: Vec<_> = cluster.drives.iter().map(|drive| drive.name.as_str()).collect();
         assert_eq!(drives, ["e1-1", "e1-3", "e2-7", "e2-8", "e3-1", "e3-2"]);
         assert_eq!(sought(&text), []);
+    }
+
+    #[test]
+    fn a_file_stays_in_the_form_that_it_has() {
+        let found = |name: &str| FoundEnclosure {
+            url: format!("nvme+tcp://192.0.2.1:4420/nqn.x:{name}"),
+            namespaces: vec![1, 2],
+        };
+        for (text, written) in [
+            (
+                "enclosure = [{ name = \"a\", url = \"nvme+tcp://a\" }]\n",
+                "enclosure = [{ name = \"a\", url = \"nvme+tcp://192.0.2.1:4420/nqn.x:a\", drives = [\"{1..2}\"] }]\n",
+            ),
+            (
+                "# ours\r\n[[enclosure]]\r\nname = \"b\"\r\nurl = \"nvme+tcp://b\"\r\n",
+                "# ours\r\n[[enclosure]]\r\nname = \"b\"\r\nurl = \"nvme+tcp://192.0.2.1:4420/nqn.x:b\"\r\ndrives = [\"{1..2}\"]\r\n",
+            ),
+        ] {
+            let all = sought(text);
+            let [one] = &all[..] else { panic!("{all:?}") };
+            assert_eq!(with_found(text, &[(one.clone(), found(&one.name))]), written);
+        }
     }
 
     #[test]

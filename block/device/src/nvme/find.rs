@@ -9,6 +9,7 @@ use super::paths::Paths;
 use super::resolve::Place;
 use levada_base::reactor;
 use levada_base::stream::ByteStream;
+use levada_base::units::BLOCK_BYTES;
 use levada_nvme::identify::{Identify, NamespaceIdentity, OptionalCommands, listed_namespaces};
 use levada_nvme::log::DiscoveryEntry;
 use levada_nvme::{DISCOVERY_NQN, Nqn, NvmeUrl};
@@ -42,20 +43,31 @@ pub struct FoundNamespace {
     pub block_bytes: u64,
     /// Owners can be told apart by the target.
     pub has_reservations: bool,
+    pub is_read_only: bool,
 }
 
-/// Asks the discovery controller at the address of `at`, whose subsystem and namespace mean nothing, as its host and with its keys.
+/// Asks the discovery controller at the first address of `at` that answers, as its host and with its keys; subsystem and namespace mean
+/// nothing.
 ///
 /// # Errors
 ///
 /// A [`NamespaceError`]: there is nobody who could be asked.
 pub async fn find(at: &NvmeUrl, options: Options) -> Result<Vec<FoundSubsystem>, NamespaceError> {
-    let Some(place) = at.addresses.first() else { return Ok(Vec::new()) };
-    let address = Place::new(place).find(&options.resolver).await.map_err(|error| {
-        let source = ConnectError::NoAddress(error);
-        NamespaceError::Connect { url: at.to_string(), source }
-    })?;
-    find_by(at, address, &options, approach, &Tcp::default()).await
+    let mut failed = None;
+    for place in &at.addresses {
+        let found = match Place::new(place).find(&options.resolver).await {
+            Ok(address) => find_by(at, address, &options, approach, &Tcp::default()).await,
+            Err(error) => {
+                let source = ConnectError::NoAddress(error);
+                Err(NamespaceError::Connect { url: at.to_string(), source })
+            }
+        };
+        match found {
+            Ok(found) => return Ok(found),
+            Err(error) => failed = Some(error),
+        }
+    }
+    failed.map_or(Ok(Vec::new()), Err)
 }
 
 /// Looks into the subsystem of `url`, whatever namespace that names, over the first of its addresses that answers.
@@ -230,13 +242,15 @@ where
                 page => page?,
             };
             let identity = NamespaceIdentity::parse(&page);
-            let bytes = identity.and_then(|of| of.blocks.checked_mul(of.block_bytes));
+            let usable = identity.filter(|of| of.block_bytes <= BLOCK_BYTES);
+            let bytes = usable.and_then(|of| of.blocks.checked_mul(of.block_bytes));
             found.push(FoundNamespace {
                 number,
                 bytes: bytes.unwrap_or_default(),
                 block_bytes: identity.map_or(0, |of| of.block_bytes),
                 has_reservations: has_reservations
                     && identity.is_some_and(|of| of.has_reservations),
+                is_read_only: identity.is_some_and(|of| of.is_read_only),
             });
         }
     }

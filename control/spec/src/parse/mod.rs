@@ -137,7 +137,7 @@ impl ClusterFile {
     /// [`SpecError::Read`] when the file cannot be read, [`SpecError::Invalid`] with every
     /// problem in it.
     pub fn load(path: &Path) -> Result<Loaded, SpecError> {
-        Self::load_as(path, &Self::read(path)?)
+        Self::load_as(path, &path.display().to_string(), &Self::read(path)?)
     }
 
     /// The text of the file at `path`.
@@ -157,12 +157,12 @@ impl ClusterFile {
         Ok(text)
     }
 
-    /// As [`ClusterFile::load`], if the file had this text.
+    /// As [`ClusterFile::load`], if the file had this text. `name` is how messages call it.
     ///
     /// # Errors
     ///
     /// [`SpecError::Invalid`] with every problem in it, [`SpecError::Read`] when there is no directory from which its paths could start.
-    pub fn load_as(path: &Path, text: &str) -> Result<Loaded, SpecError> {
+    pub fn load_as(path: &Path, name: &str, text: &str) -> Result<Loaded, SpecError> {
         let read = |source| SpecError::Read { path: path.into(), source };
         let absolute = std::path::absolute(path).map_err(read)?;
         let directory = absolute.parent().unwrap_or(Path::new("/")).to_path_buf();
@@ -170,8 +170,8 @@ impl ClusterFile {
             let path = directory.join(written);
             path.canonicalize().unwrap_or(path)
         };
-        let (cluster, warnings) = Self::parse_with(&path.display().to_string(), text, &same_file)
-            .map_err(SpecError::Invalid)?;
+        let (cluster, warnings) =
+            Self::parse_with(name, text, &same_file).map_err(SpecError::Invalid)?;
         Ok(Loaded { cluster, directory, warnings })
     }
 
