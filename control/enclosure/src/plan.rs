@@ -92,7 +92,7 @@ pub enum EnclosureError {
     Status { address: SocketAddr, source: std::io::Error },
     #[error(transparent)]
     Media(#[from] FileDeviceError),
-    #[error("the GUID of a drive is {}: {source}", path.display())]
+    #[error("cannot keep the GUID of a drive in {}: {source}", path.display())]
     Guid { path: PathBuf, source: std::io::Error },
     #[error("{} holds no GUID, 32 hexadecimal digits; once it is removed, the drive gets another", path.display())]
     NoGuid { path: PathBuf },
@@ -149,13 +149,14 @@ impl Plan {
                     let path = dir.join(format!("bay{number}.img"));
                     // Also a link that leads nowhere: what it should lead to is missing.
                     let is_there = path.symlink_metadata().is_ok();
+                    // First: a drive that a crash left without its own would have that of the one before.
+                    guid = guid_of(&path, !is_there)?;
                     let file = match is_there {
                         true => FileDevice::open(&path)?,
                         false => {
                             FileDevice::create(&path, self.size_bytes, Prepare::Reserve).await?
                         }
                     };
-                    guid = guid_of(&path, !is_there)?;
                     // Now that nobody else serves it, and could let somebody have it.
                     if !self.lacks_reservations {
                         claims = reservations(&path, !is_there).await?;

@@ -96,7 +96,7 @@ pub struct DeadPath {
     pub why: String,
 }
 
-/// The paths of a cluster file's enclosures that lead to none of its drives, or to others than the path before: that one is enough to open
+/// The paths of a cluster file's enclosures that lead to none of its drives, or to others than most of its paths: one is enough to open
 /// these, so that a mistake in an address would be found when it is needed.
 pub async fn dead_paths(cluster: &ClusterFile) -> Vec<DeadPath> {
     let mut drives: BTreeMap<&str, Vec<NvmeUrl>> = BTreeMap::new();
@@ -125,24 +125,30 @@ pub async fn dead_paths(cluster: &ClusterFile) -> Vec<DeadPath> {
         };
         (enclosure, NvmeUrl::show_address(address), led.await)
     });
-    let mut dead = Vec::new();
-    let mut known: BTreeMap<(&str, usize), (String, Vec<u8>)> = BTreeMap::new();
-    for (enclosure, address, led) in join_all(looks).await {
+    let all = join_all(looks).await;
+    let dead = all.iter().filter_map(|(enclosure, address, led)| {
         let why = match led {
             Ok((drive, names)) => {
-                let (first, known) = known
-                    .entry((enclosure, drive))
-                    .or_insert_with(|| (address.clone(), names.clone()));
-                if *known == names {
-                    continue;
+                // Paths of the same enclosure to the same drive, and where they lead.
+                let alike = all.iter().filter_map(|(its, address, led)| {
+                    let (of, names) = led.as_ref().ok()?;
+                    (its == enclosure && of == drive).then_some((address, names))
+                });
+                let agreeing =
+                    |names: &Vec<u8>| alike.clone().filter(|(_, it)| *it == names).count();
+                // Of as many each way the first is taken to be right.
+                let (right, most) = alike.clone().rev().max_by_key(|(_, names)| agreeing(names))?;
+                if most == names {
+                    return None;
                 }
-                format!("it leads to others than {first}")
+                format!("it leads to others than {right}")
             }
-            Err(why) => why,
+            Err(why) => why.clone(),
         };
-        dead.push(DeadPath { enclosure: enclosure.to_owned(), address, why });
-    }
-    dead
+        let (enclosure, address) = ((*enclosure).to_owned(), address.clone());
+        Some(DeadPath { enclosure, address, why })
+    });
+    dead.collect()
 }
 
 /// The names of a drive that is reached over the only path of its URL.

@@ -14,6 +14,7 @@ use levada_nvme::{AdminOpcode, Command, Status};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::pending;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
@@ -45,7 +46,7 @@ const PROOFS_AT_ONCE: u64 = 1;
 /// Whose turn it is to have a step of a proof computed: one address waits for one step of every other, however many connections those have.
 pub(crate) struct Proofs {
     at_once: Rc<Semaphore>,
-    /// By address; as long as a queue from there has something to prove.
+    /// By place; as long as a queue from there has something to prove.
     peers: RefCell<BTreeMap<String, Weak<Semaphore>>>,
 }
 
@@ -56,17 +57,30 @@ impl Default for Proofs {
 }
 
 impl Proofs {
-    /// The turn of all that come from the address of `peer`, whatever their ports.
+    /// The turn of all that come from where `peer` is.
     fn of(&self, peer: &str) -> Rc<Semaphore> {
-        let address = peer.rsplit_once(':').map_or(peer, |(address, _)| address);
+        let place = place_of(peer);
         let mut peers = self.peers.borrow_mut();
         peers.retain(|_, turn| turn.strong_count() > 0);
-        if let Some(turn) = peers.get(address).and_then(Weak::upgrade) {
+        if let Some(turn) = peers.get(&place).and_then(Weak::upgrade) {
             return turn;
         }
         let turn = Semaphore::new(1);
-        peers.insert(address.to_owned(), Rc::downgrade(&turn));
+        peers.insert(place, Rc::downgrade(&turn));
         turn
+    }
+}
+
+/// Where a peer is, whatever its port. Of IPv6 one host has a network of 64 bits to itself, or may have.
+fn place_of(peer: &str) -> String {
+    match peer.parse::<SocketAddr>().map(|address| address.ip().to_canonical()) {
+        Ok(IpAddr::V4(address)) => address.to_string(),
+        Ok(IpAddr::V6(address)) => {
+            let [a, b, c, d, ..] = address.segments();
+            Ipv6Addr::from([a, b, c, d, 0, 0, 0, 0]).to_string()
+        }
+        // It has come some other way.
+        Err(_) => peer.to_owned(),
     }
 }
 
@@ -238,6 +252,19 @@ mod tests {
         let sent = gate.prove(Step::Send { bytes }, &offer.into_vec()).await;
         assert!(sent.is_ok());
         gate
+    }
+
+    #[test]
+    fn a_host_is_in_one_place() {
+        for (peer, place) in [
+            ("192.0.2.1:1", "192.0.2.1"),
+            ("[::ffff:192.0.2.1]:2", "192.0.2.1"),
+            ("[2001:db8:1:2:3:4:5:6]:1", "2001:db8:1:2::"),
+            ("[2001:db8:1:2:9::]:2", "2001:db8:1:2::"),
+            ("a host of the simulator", "a host of the simulator"),
+        ] {
+            assert_eq!(place_of(peer), place);
+        }
     }
 
     /// However many connections an address has, another one waits for a step or two of theirs.
