@@ -113,6 +113,9 @@ pub enum ConnectError {
     /// It is not what it was, or not the same as on other paths.
     #[error("{what}")]
     Different { what: String },
+    /// It has to wait.
+    #[error("{what}")]
+    Unproven { what: &'static str },
 }
 
 /// What takes many answers, each of which may come in time.

@@ -87,6 +87,10 @@ impl Ownership {
         }
     }
 
+    pub fn epoch(&self) -> Epoch {
+        self.ours.get()
+    }
+
     /// It is somebody's, and by what it is recognised is known.
     pub fn has_mark(&self) -> bool {
         self.ours.get() != Epoch::default() && self.witness.borrow().is_some()
@@ -197,7 +201,6 @@ pub(super) async fn fence<N: Network>(
     }
     if !device.has_reservations() {
         owner.ours.set(epoch);
-        paths.compare_again();
         return Ok(());
     }
     if epoch > EPOCH_MAX {
@@ -319,8 +322,10 @@ impl<N: Network> Paths<N> {
         other: &Controller<N::Stream>,
         epoch: Epoch,
     ) -> bool {
-        let is_known = self.shows(other, &first.host_id).await;
-        is_known.unwrap_or(false) && self.take_over(other, epoch).await.is_ok()
+        let report = self.report_over(other).await;
+        let is_known =
+            |it: ReservationReport| it.registrants.iter().any(|it| it.host == first.host_id);
+        report.is_ok_and(is_known) && self.take_over(other, epoch).await.is_ok()
     }
 
     async fn take_over(

@@ -46,8 +46,8 @@ pub struct FoundNamespace {
     pub is_read_only: bool,
 }
 
-/// Asks the discovery controller at the first address of `at` that answers, as its host and with its keys; subsystem and namespace mean
-/// nothing.
+/// Asks the discovery controllers at the addresses of `at`, until one tells of something, as its host and with its keys; subsystem and
+/// namespace mean nothing.
 ///
 /// # Errors
 ///
@@ -63,7 +63,8 @@ pub async fn find(at: &NvmeUrl, options: Options) -> Result<Vec<FoundSubsystem>,
             }
         };
         match found {
-            Ok(found) => return Ok(found),
+            Ok(found) if !found.is_empty() => return Ok(found),
+            Ok(_) => {}
             Err(error) => failed = Some(error),
         }
     }

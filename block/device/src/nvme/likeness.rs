@@ -2,14 +2,16 @@
 //! an owner has left at its drive does: its connections, registered, or without reservations its mark, of which the witness knows.
 //!
 //! What always holds:
-//! - Once an owner has left something at the drive, no path is used beside another unless it is there as well.
+//! - Of an owner's drive no path is used beside another unless what the owner has left is seen over it as well. A drive without reservations
+//!   is nobody's before its mark is there, and used over one path.
 //! - A path that was found to lead elsewhere is not used as long as its connection is the same, unless it turns out otherwise.
-//! - With reservations a path to the drive waits for no other one: its own target says enough.
+//! - A path to the drive waits for no other one: what is seen over it is enough.
 
 use super::controller::{ConnectError, Controller};
 use super::host::HostId;
 use super::options::Network;
 use super::paths::{Paths, lost};
+use futures_util::future::join_all;
 use levada_base::reactor;
 use std::rc::Rc;
 use std::time::Duration;
@@ -17,17 +19,16 @@ use std::time::Duration;
 /// A path that is used has to answer within this, or nothing is told by it.
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 
-/// What becomes of it when a path is compared with one that is used.
+/// What becomes of it when a path is compared with those that are used.
 enum Likeness {
     Same,
-    /// The new one leads elsewhere.
-    NewStrays,
-    /// The one that is used does.
-    UsedStrays,
-    /// Nothing is left at the drive by which that could be told.
+    Other,
+    /// There is nothing to compare.
     Untold,
-    /// It cannot be told now.
-    Unanswered,
+    /// There is nothing to compare yet: without reservations it takes the place of the one in use, if need be.
+    Unowned,
+    /// Not to be used before it is proven.
+    Unproven,
 }
 
 impl<N: Network> Paths<N> {
@@ -38,101 +39,78 @@ impl<N: Network> Paths<N> {
     ) -> Result<(), ConnectError> {
         let path = self.paths.iter().find(|path| path.has_connection(&new.host_id));
         let path = path.ok_or_else(lost)?;
-        let mut is_unanswered = false;
-        for used in self.used_beside(&new.host_id) {
-            match self.likeness(new, &used).await? {
-                Likeness::Same => path.is_stray.set(false),
-                Likeness::NewStrays => path.is_stray.set(true),
-                Likeness::UsedStrays => {
-                    path.is_stray.set(false);
-                    self.strays(&used.host_id);
-                }
-                Likeness::Untold => {}
-                Likeness::Unanswered => {
-                    is_unanswered = true;
-                    continue;
-                }
-            }
-            is_unanswered = false;
-            break;
+        let used = self.used_beside(&new.host_id);
+        let verdict = self.likeness(new, &used).await?;
+        match verdict {
+            Likeness::Same => path.is_stray.set(false),
+            Likeness::Other => path.is_stray.set(true),
+            Likeness::Untold | Likeness::Unowned | Likeness::Unproven => {}
         }
-        let what = match (path.is_stray.get(), is_unanswered) {
-            (true, _) => "it leads to another drive, of the same name as the one in use",
-            (false, true) => "whether it leads to the drive in use cannot be told now",
-            (false, false) => return Ok(()),
-        };
-        Err(ConnectError::Different { what: what.into() })
+        let why = "it leads to another drive, of the same name as the one in use";
+        path.is_in_reserve.set(matches!(verdict, Likeness::Unowned) && !path.is_stray.get());
+        let unproven = |what| Err(ConnectError::Unproven { what });
+        match verdict {
+            _ if path.is_stray.get() => Err(ConnectError::Different { what: why.into() }),
+            Likeness::Unowned => unproven("it is used beside another once the drive has an owner"),
+            Likeness::Unproven => {
+                unproven("what the owner has left at the drive is not seen over it yet")
+            }
+            Likeness::Same | Likeness::Untold | Likeness::Other => Ok(()),
+        }
     }
 
-    /// An owner has its mark at a drive without reservations, or will have: paths that are used already are compared by that.
-    pub(super) fn compare_again(&self) {
+    async fn likeness(
+        &self,
+        new: &Controller<N::Stream>,
+        used: &[Rc<Controller<N::Stream>>],
+    ) -> Result<Likeness, ConnectError> {
         let is_reserved = self.owner.is_reserved();
-        if !is_reserved && self.owner.has_mark() {
-            for other in self.whole().into_iter().skip(1) {
-                self.is_not_whole(&other.host_id);
-            }
+        if used.is_empty() {
+            return Ok(Likeness::Untold);
         }
+        if !is_reserved && !self.owner.has_mark() {
+            return Ok(match self.known().has_reservations() {
+                // They are taken over all paths that are used, which compares them.
+                true => Likeness::Untold,
+                false => Likeness::Unowned,
+            });
+        }
+        if self.is_seen_over(new, used).await? {
+            return Ok(Likeness::Same);
+        }
+        let asked =
+            used.iter().map(|it| reactor::timeout(ANSWER_LIMIT, self.is_seen_over(it, used)));
+        let answers: Vec<bool> =
+            join_all(asked).await.into_iter().filter_map(|it| it.ok()?.ok()).collect();
+        if answers.contains(&true) {
+            // It may have come in between.
+            let is_seen = self.is_seen_over(new, used).await?;
+            return Ok(if is_seen { Likeness::Same } else { Likeness::Other });
+        }
+        Ok(match is_reserved && !answers.is_empty() {
+            // One drive has forgotten all of them, perhaps.
+            true => Likeness::Untold,
+            false => Likeness::Unproven,
+        })
+    }
+
+    /// What the owner has left at its drive is seen over a path: the connections that are `used`, one of them at least, or its mark.
+    async fn is_seen_over(
+        &self,
+        path: &Controller<N::Stream>,
+        used: &[Rc<Controller<N::Stream>>],
+    ) -> Result<bool, ConnectError> {
+        if !self.owner.is_reserved() {
+            return Ok(self.witnessed(path).await? == Some(self.owner.epoch()));
+        }
+        let report = self.report_over(path).await?;
+        let has_registered = |host: &HostId| report.registrants.iter().any(|it| it.host == *host);
+        Ok(used.iter().any(|it| has_registered(&it.host_id)))
     }
 
     fn used_beside(&self, new: &HostId) -> Vec<Rc<Controller<N::Stream>>> {
         let used = self.paths.iter().filter(|path| path.is_usable());
         let used = used.filter_map(|path| path.controller.borrow().clone());
         used.filter(|used| used.host_id != *new).collect()
-    }
-
-    fn strays(&self, host_id: &HostId) {
-        for path in self.paths.iter().filter(|path| path.has_connection(host_id)) {
-            path.is_stray.set(true);
-        }
-        self.is_not_whole(host_id);
-    }
-
-    async fn likeness(
-        &self,
-        new: &Controller<N::Stream>,
-        used: &Controller<N::Stream>,
-    ) -> Result<Likeness, ConnectError> {
-        if self.owner.is_reserved() {
-            let registered = &used.host_id;
-            if self.shows(new, registered).await? {
-                return Ok(Likeness::Same);
-            }
-            return Ok(match reactor::timeout(ANSWER_LIMIT, self.shows(used, registered)).await {
-                // It may have come in between.
-                Ok(Ok(true)) if self.shows(new, registered).await? => Likeness::Same,
-                Ok(Ok(true)) => Likeness::NewStrays,
-                // One drive has forgotten both, perhaps.
-                Ok(Ok(false)) => Likeness::Untold,
-                Ok(Err(_)) | Err(_) => Likeness::Unanswered,
-            });
-        }
-        if !self.owner.has_mark() {
-            return Ok(Likeness::Untold);
-        }
-        let mut likeness = Likeness::Unanswered;
-        // A mark may be written just now: what differs is read twice.
-        for _ in 0..2 {
-            let of_new = self.witnessed(new).await?;
-            let of_used = reactor::timeout(ANSWER_LIMIT, self.witnessed(used)).await;
-            let Ok(Ok(of_used)) = of_used else { return Ok(Likeness::Unanswered) };
-            likeness = match of_new.cmp(&of_used) {
-                // Neither is anybody's: the mark is still to come.
-                std::cmp::Ordering::Equal if of_new.is_none() => return Ok(Likeness::Unanswered),
-                std::cmp::Ordering::Equal => return Ok(Likeness::Same),
-                std::cmp::Ordering::Less => Likeness::NewStrays,
-                std::cmp::Ordering::Greater => Likeness::UsedStrays,
-            };
-        }
-        Ok(likeness)
-    }
-
-    /// Whether the target behind a connection has another one registered.
-    pub(super) async fn shows(
-        &self,
-        controller: &Controller<N::Stream>,
-        registered: &HostId,
-    ) -> Result<bool, ConnectError> {
-        let report = self.report_over(controller).await?;
-        Ok(report.registrants.iter().any(|it| it.host == *registered))
     }
 }

@@ -300,7 +300,7 @@ impl<N: Network> NvmeNamespace<N> {
     /// Owners can be told apart by the target.
     #[must_use]
     pub fn has_reservations(&self) -> bool {
-        self.known.identity.has_reservations && self.has(OptionalCommands::RESERVATIONS)
+        self.known.has_reservations()
     }
 
     /// How long changes that another host has sent may still be carried out once that is gone, without reservations that would shut
@@ -586,7 +586,6 @@ impl<N: Network> Device for NvmeNamespace<N> {
     /// Without a witness, a namespace that was fenced and whose target has lost its reservations is given up.
     fn recognise_by(&self, witness: Option<Witness>) {
         self.paths.owner.recognise_by(witness);
-        self.paths.compare_again();
     }
 
     fn read(&self, at: u64, into: IoVecMut) -> IoFuture<'_, IoVecMut> {

@@ -85,6 +85,8 @@ pub(super) struct Path<S> {
     is_whole: Cell<bool>,
     /// It was found to lead to another drive than those that are used.
     pub(super) is_stray: Cell<bool>,
+    /// It is not used beside another, and would be in its place.
+    pub(super) is_in_reserve: Cell<bool>,
     /// Since it was connected.
     has_told_of_damage: Cell<bool>,
     /// When data came by it damaged, the last time.
@@ -157,6 +159,7 @@ impl<N: Network> Paths<N> {
             standing: Cell::new(Standing::Down),
             is_whole: Cell::new(false),
             is_stray: Cell::new(false),
+            is_in_reserve: Cell::new(false),
             has_told_of_damage: Cell::new(false),
             damaged_at: Cell::default(),
             has_told_of_loss: Cell::new(false),
@@ -349,11 +352,13 @@ impl<N: Network> Paths<N> {
         *path.why.borrow_mut() = Some(why);
         path.is_whole.set(false);
         path.is_stray.set(false);
+        path.is_in_reserve.set(false);
         path.has_told_of_damage.set(false);
         path.absent_since.set(None);
         path.was_tried.set(true);
         path.standing.set(Standing::Down);
         self.has_changed();
+        self.look_at_unused();
         self.clear_away();
     }
 
@@ -391,6 +396,13 @@ impl<N: Network> Paths<N> {
         self.has_changed();
     }
 
+    /// One that was used is not any more: others may have waited for that.
+    fn look_at_unused(&self) {
+        for path in self.paths.iter().filter(|path| !path.is_usable()) {
+            path.look.notify_all();
+        }
+    }
+
     /// Looks after a path that is connected, until it is not: why.
     async fn attend(
         self: &Rc<Self>,
@@ -423,6 +435,7 @@ impl<N: Network> Paths<N> {
             }
             let absences = self.absences.get();
             let was_whole = path.is_whole.get();
+            let was_usable = path.is_reached();
             let looking = async {
                 let limit = self.options.timing.connect * STEPS_MAX;
                 let looked = reactor::timeout(limit, self.look_at(controller)).await;
@@ -461,7 +474,9 @@ impl<N: Network> Paths<N> {
                 // It may become what it was.
                 Err(error) => {
                     let why = error.to_string();
-                    self.tell_of_loss(path, &why);
+                    if !matches!(error, ConnectError::Unproven { .. }) {
+                        self.tell_of_loss(path, &why);
+                    }
                     path.standing.set(Standing::Unusable);
                     *path.why.borrow_mut() = Some(why);
                     // It may have been another one, and be what it was again.
@@ -472,8 +487,10 @@ impl<N: Network> Paths<N> {
             }
             path.was_tried.set(true);
             self.has_changed();
-            if path.is_usable() {
-                self.tell_of_return(path);
+            match path.is_usable() {
+                true => self.tell_of_return(path),
+                false if was_usable => self.look_at_unused(),
+                false => {}
             }
             if path.is_whole.get() && !was_whole {
                 self.clear_away();
@@ -541,7 +558,7 @@ impl<N: Network> Paths<N> {
         }
         let leads_elsewhere = self.paths.iter().any(|path| {
             let controller = path.controller.borrow().clone();
-            path.is_usable()
+            (path.is_usable() || path.is_in_reserve.get())
                 && controller.is_some_and(|it| {
                     it.host_id != *host_id && !it.queues().iter().any(|queue| queue.is_silent())
                 })

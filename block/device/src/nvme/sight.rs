@@ -186,6 +186,11 @@ impl Known {
         self.names == other.names && (is_named || self.namespace == other.namespace)
     }
 
+    /// Owners can be told apart by the target.
+    pub fn has_reservations(&self) -> bool {
+        self.identity.has_reservations && self.optional.contains(OptionalCommands::RESERVATIONS)
+    }
+
     pub fn capacity_bytes(&self) -> u64 {
         self.identity.blocks * self.identity.block_bytes
     }

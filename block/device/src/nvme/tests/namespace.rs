@@ -3,7 +3,7 @@
 use super::{address, options};
 use crate::nvme::discovery::discover;
 use crate::nvme::target::{BLOCK_BYTES, BLOCKS, NQN, Target};
-use crate::nvme::{Host, NamespaceError, NvmeNamespace, Options, Standing};
+use crate::nvme::{Host, NamespaceError, NvmeNamespace, Options, PathStatus, Standing};
 use crate::{BlockError, Device, Durability, Warnings};
 use futures_util::future::join;
 use levada_base::reactor::{self, Reactor};
@@ -347,8 +347,10 @@ fn a_path_that_answers_no_commands_on_blocks_is_lost_within_five_seconds() {
             let (net, target, paths) = two_paths(target);
             let device = open(&net, &paths).await;
             reactor::sleep(Duration::from_millis(10)).await;
-            let taken = *target.came(IoOpcode::Read).last().unwrap_or(&paths[0]);
-            target.mute_at.borrow_mut().push(taken);
+            // Without reservations and an owner one alone is used.
+            let is_used = |path: &PathStatus| path.standing > Standing::Unusable;
+            let used = device.paths().iter().position(is_used).expect("a path");
+            target.mute_at.borrow_mut().push(paths[used]);
             let begun = reactor::now();
             for at in 0..4 {
                 // One of two comes to the one that is mute.

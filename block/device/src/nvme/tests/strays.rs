@@ -4,6 +4,7 @@
 use super::address;
 use super::namespace::{Namespace, open, pattern, read, run, write};
 use super::owners::{mark, witness};
+use crate::nvme::paths::Standing;
 use crate::nvme::target::Target;
 use crate::{BlockError, Device};
 use futures_util::future::join;
@@ -105,9 +106,10 @@ fn of_two_that_are_there_from_the_beginning_one_is_used() {
     }
 }
 
-/// Without reservations a drive is told by the mark that its last owner left, however many paths are whole before anybody can know that.
+/// Without reservations a drive is told by the mark of its owner: before that is there one path is used, whichever it is.
 #[test]
 fn of_two_that_are_there_from_the_beginning_the_one_with_the_mark_is_used() {
+    let mut found = [0, 0];
     for (seed, stray) in (0..20).flat_map(|seed| [(seed, 0), (seed, 1)]) {
         run(seed, async {
             let net = MemoryNetwork::default();
@@ -118,12 +120,59 @@ fn of_two_that_are_there_from_the_beginning_the_one_with_the_mark_is_used() {
             }
             owned(&net, &[paths[1 - stray]]).await.close().await;
             let device = open(&net, &paths).await;
-            reactor::sleep(Duration::from_millis(10)).await;
+            // Its owner reads the mark, and leaves his own, over one path.
+            for pause_ms in [0, 10, 1500] {
+                reactor::sleep(Duration::from_millis(pause_ms)).await;
+                let is_stray = read(&device, 0, 512).await.expect("read")[0] == 0;
+                if is_stray {
+                    // Then it is not the drive.
+                    assert_eq!(pause_ms, 0, "over one, and then over another");
+                    found[1] += 1;
+                    return;
+                }
+            }
+            found[0] += 1;
             device.fence(Epoch(5)).await.expect("later");
+            write(&device, 0, &mark(5)).await.expect("ours");
+            device.flush().await.expect("flushed");
             device.recognise_by(Some(witness()));
+            check_used(&device, &drives[stray]).await;
             reactor::sleep(Duration::from_secs(2)).await;
             check_used(&device, &drives[stray]).await;
             check_told(&device);
+        });
+    }
+    assert!(found.iter().all(|times| *times > 5), "{found:?}");
+}
+
+/// Two paths to one drive without reservations: the second is used as soon as the mark of the owner is there, and in the place of the first before.
+#[test]
+fn without_reservations_a_second_path_is_used_once_the_drive_has_an_owner() {
+    for seed in 0..10 {
+        run(seed, async {
+            let (net, drive) = (MemoryNetwork::default(), drive(false));
+            let paths = [address(1), address(2)];
+            for path in paths {
+                drive.listen(&net, path);
+            }
+            let device = open(&net, &paths).await;
+            reactor::sleep(Duration::from_secs(2)).await;
+            let used = |device: &Namespace| {
+                let paths = device.paths().into_iter();
+                paths.filter(|path| path.standing > Standing::Unusable).count()
+            };
+            assert_eq!(used(&device), 1, "{:?}", device.paths());
+            let first = device.paths()[0].standing > Standing::Unusable;
+            net.down(paths[usize::from(!first)]);
+            let begun = reactor::now();
+            read(&device, 0, 512).await.expect("over the other");
+            assert!(begun.elapsed() < Duration::from_millis(100), "{:?}", begun.elapsed());
+            drive.listen(&net, paths[usize::from(!first)]);
+            device.fence(Epoch(4)).await.expect("nobody's");
+            write(&device, 0, &mark(4)).await.expect("ours");
+            device.recognise_by(Some(witness()));
+            reactor::sleep(Duration::from_secs(3)).await;
+            assert_eq!(used(&device), 2, "{:?}", device.paths());
         });
     }
 }
