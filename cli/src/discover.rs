@@ -84,8 +84,9 @@ fn ask(enclosure: &SoughtEnclosure, told: &mut Vec<String>) -> Result<FoundEnclo
 
 /// The URL that was found, with its addresses as `written` has them; and those written there of which nobody has told.
 fn as_written(written: &NvmeUrl, mut found: NvmeUrl) -> (NvmeUrl, Vec<String>) {
-    let resolve = |(host, port): &(String, u16)| -> Vec<SocketAddr> {
-        (host.as_str(), *port).to_socket_addrs().map_or_else(|_| Vec::new(), Iterator::collect)
+    // A path is the first address of its name.
+    let resolve = |(host, port): &(String, u16)| -> Option<SocketAddr> {
+        (host.as_str(), *port).to_socket_addrs().ok()?.next()
     };
     let mut unheard_of = Vec::new();
     for address in &written.addresses {
@@ -93,7 +94,7 @@ fn as_written(written: &NvmeUrl, mut found: NvmeUrl) -> (NvmeUrl, Vec<String>) {
         let told = found
             .addresses
             .iter_mut()
-            .find(|told| *told == address || resolve(told).iter().any(|one| meant.contains(one)));
+            .find(|told| *told == address || meant.is_some() && resolve(told) == meant);
         match told {
             Some(told) => *told = address.clone(),
             None => unheard_of.push(NvmeUrl::show_address(address)),
@@ -130,14 +131,22 @@ impl Discovered {
         let old = place.metadata()?;
         let mut fresh = place.clone().into_os_string();
         fresh.push(".new");
-        let mut file =
-            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&fresh)?;
-        file.set_permissions(old.permissions())?;
-        fchown(&file, Some(old.uid()), Some(old.gid()))?;
-        file.write_all(self.text.as_bytes())?;
-        // Before its name: a file system may keep the rename and lose what was written.
-        file.sync_all()?;
-        fs::rename(&fresh, &place)?;
+        // Of one that was interrupted.
+        let _ = fs::remove_file(&fresh);
+        let written = || {
+            let mut file =
+                OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh)?;
+            let made = file.metadata()?;
+            if (made.uid(), made.gid()) != (old.uid(), old.gid()) {
+                fchown(&file, Some(old.uid()), Some(old.gid()))?;
+            }
+            file.set_permissions(old.permissions())?;
+            file.write_all(self.text.as_bytes())?;
+            // Before its name: a file system may keep the rename and lose what was written.
+            file.sync_all()?;
+            fs::rename(&fresh, &place)
+        };
+        written().inspect_err(|_| drop(fs::remove_file(&fresh)))?;
         File::open(place.parent().unwrap_or(Path::new("/")))?.sync_all()
     }
 }

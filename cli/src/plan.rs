@@ -154,8 +154,14 @@ fn look<T>(
 /// Fails where `up` would refuse the drives of a cluster file, without taking them.
 pub fn foresee(loaded: &Loaded) -> Result<()> {
     let (outlook, ()) = look(loaded, async || ())?;
-    outlook?;
-    Ok(())
+    match outlook? {
+        Outlook::New { missing } if !missing.is_empty() => {
+            let why =
+                missing.iter().map(|(drive, why)| format!("drive {drive} is not there: {why}"));
+            bail!("{}", why.collect::<Vec<_>>().join("; "))
+        }
+        Outlook::New { .. } | Outlook::Exists { .. } => Ok(()),
+    }
 }
 
 /// What the drives carry, beside what the file says.

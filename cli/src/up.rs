@@ -91,16 +91,11 @@ impl OverwriteArgs {
     }
 }
 
-/// Takes drives that were found: they come to stand in the cluster file, unless they cannot be those of the cluster.
-fn take(
-    path: &Path,
-    found: &Discovered,
-    may_overwrite: MayOverwrite,
-    is_running: bool,
-) -> Result<()> {
+/// Takes drives that were found: they come to stand in the cluster file, unless they cannot be those of the cluster. `says_nothing`: a look at
+/// them does not tell, as a node has them, or they are to be overwritten.
+fn take(path: &Path, found: &Discovered, says_nothing: bool) -> Result<()> {
     check_fit(path, &found.loaded)?;
-    // What another node has, or is to be overwritten, says nothing.
-    if !is_running && may_overwrite == MayOverwrite::Nothing {
+    if !says_nothing {
         plan::foresee(&found.loaded).with_context(|| {
             found.tell(&format!("{} stays as it is", path.display()));
             "not all drives that were found can be used: name those that can in `drives` of their enclosure"
@@ -127,19 +122,23 @@ pub fn up(file: Option<&Path>, args: &UpArgs) -> Result<()> {
     state.check()?;
     let may_overwrite = args.overwrite.of(&loaded.cluster.name)?;
     let running = answering(&state)?;
+    match running {
+        Some(pid) if may_overwrite != MayOverwrite::Nothing => bail!(
+            "{} is up (node process {pid}); `levada down` it before its drives are overwritten",
+            loaded.cluster.name
+        ),
+        Some(_) => {}
+        None => refuse_mounted(&state, may_overwrite)?,
+    }
     if let Some(found) = found {
-        take(&path, &found, may_overwrite, running.is_some())?;
+        let says_nothing = running.is_some()
+            || may_overwrite != MayOverwrite::Nothing
+            || args.missing.without_majority;
+        take(&path, &found, says_nothing)?;
     }
     if let Some(pid) = running {
-        if may_overwrite != MayOverwrite::Nothing {
-            bail!(
-                "{} is up (node process {pid}); `levada down` it before its drives are overwritten",
-                loaded.cluster.name
-            );
-        }
         say!("{} is up already (node process {pid})", loaded.cluster.name);
     } else {
-        refuse_mounted(&state, may_overwrite)?;
         // It does not stand where this one does.
         let path = std::path::absolute(&path)?;
         let mut arguments = vec![OsStr::new("-f"), path.as_os_str(), OsStr::new("node")];

@@ -151,6 +151,9 @@ impl Plan {
                     let is_there = path.symlink_metadata().is_ok();
                     // First: a drive that a crash left without its own would have that of the one before.
                     guid = guid_of(&path, !is_there)?;
+                    if !is_there {
+                        forget_reservations(&path)?;
+                    }
                     let file = match is_there {
                         true => FileDevice::open(&path)?,
                         false => {
@@ -159,7 +162,7 @@ impl Plan {
                     };
                     // Now that nobody else serves it, and could let somebody have it.
                     if !self.lacks_reservations {
-                        claims = reservations(&path, !is_there).await?;
+                        claims = reservations(&path).await?;
                     }
                     Rc::new(file)
                 }
@@ -225,17 +228,20 @@ fn guid_of(image: &Path, is_new: bool) -> Result<u128, EnclosureError> {
     }
 }
 
-/// Who has reserved the drive that `image` is: nobody, if it is new, whatever another drive in its bay has left behind.
-async fn reservations(image: &Path, is_new: bool) -> Result<Claims, EnclosureError> {
+/// Nobody has reserved the drive that `image` is to become, whatever another drive in its bay has left behind.
+fn forget_reservations(image: &Path) -> Result<(), EnclosureError> {
+    let file = KeptFile::reservations(image);
+    let path = || file.path().to_owned();
+    let failed =
+        |error| EnclosureError::Reservations { path: path(), source: KeepError::store(error) };
+    file.replace(None).map_err(failed)
+}
+
+/// Who has reserved the drive that `image` is.
+async fn reservations(image: &Path) -> Result<Claims, EnclosureError> {
     let file = Rc::new(KeptFile::reservations(image));
     let claims = Claims::kept(Rc::clone(&file) as Rc<dyn Keep>);
-    let known = async {
-        if is_new {
-            file.save(None).await?;
-        }
-        claims.load().await
-    };
-    match known.await {
+    match claims.load().await {
         Ok(()) => Ok(claims),
         Err(source) => Err(EnclosureError::Reservations { path: file.path().to_owned(), source }),
     }

@@ -108,7 +108,8 @@ pub fn with_found(text: &str, found: &[(SoughtEnclosure, FoundEnclosure)]) -> St
     }
     let whole = document.to_string();
     // As it was; lines of TOML end either way.
-    if text.contains("\r\n") { whole.replace('\n', "\r\n") } else { whole }
+    let has_all = !text.is_empty() && text.matches('\n').count() == text.matches("\r\n").count();
+    if has_all { whole.replace('\n', "\r\n") } else { whole }
 }
 
 #[cfg(test)]
