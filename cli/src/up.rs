@@ -98,7 +98,7 @@ fn take(path: &Path, found: &Discovered, says_nothing: bool) -> Result<()> {
     if !says_nothing {
         plan::foresee(&found.loaded).with_context(|| {
             found.tell(&format!("{} stays as it is", path.display()));
-            "not all drives that were found can be used: name those that can in `drives` of their enclosure"
+            "cannot take the drives that were found; where not all of them are meant, name those that are in `drives` of their enclosure"
         })?;
     }
     found.save(path)?;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub struct PathStatus {
     /// As in `10.0.0.1:4420`.
     pub address: String,
-    /// `optimized`, `non-optimized`, `unusable`, `down`.
+    /// `optimized`, `non-optimized`, `reserve` (not used beside another), `unusable`, `down`.
     pub state: String,
     /// Why it is not used; of one that is used what is the matter with it.
     pub why: Option<String>,
@@ -25,6 +25,7 @@ impl PathStatus {
     #[must_use]
     pub fn problem(&self) -> Option<&str> {
         match &self.why {
+            _ if self.state == "reserve" => None,
             Some(why) => Some(why),
             None if self.is_usable() => None,
             None => Some("not connected"),
@@ -37,6 +38,7 @@ impl From<nvme::PathStatus> for PathStatus {
         let state = match path.standing {
             Standing::Optimized => "optimized",
             Standing::NonOptimized => "non-optimized",
+            Standing::Reserve => "reserve",
             Standing::Unusable => "unusable",
             Standing::Down => "down",
         };

@@ -62,6 +62,8 @@ pub(crate) struct Ownership {
     witness: RefCell<Option<Witness>>,
     /// Keys of those before who were preempted and may still have something under way.
     unheard: RefCell<BTreeSet<u64>>,
+    /// Without reservations: its mark was seen at the drive.
+    pub is_mark_seen: Cell<bool>,
     /// Until then they may: nothing is read or written.
     quiet_until: Cell<Option<Instant>>,
     /// Connections are gone that may be registered; somebody sees to it.
@@ -200,7 +202,9 @@ pub(super) async fn fence<N: Network>(
         return Err(BlockError::Fenced { ours: epoch, seen });
     }
     if !device.has_reservations() {
-        owner.ours.set(epoch);
+        if owner.ours.replace(epoch) != epoch {
+            owner.is_mark_seen.set(false);
+        }
         return Ok(());
     }
     if epoch > EPOCH_MAX {
@@ -534,8 +538,10 @@ impl<N: Network> Paths<N> {
         let ours = self.owner.ours.get();
         match self.witnessed(controller).await? {
             Some(seen) if seen > ours => self.lose_to(seen),
-            Some(_) => {}
-            None => self.give_up("the target answers with another drive under the same name"),
+            Some(seen) if seen == ours || !self.owner.is_mark_seen.get() => {}
+            Some(_) | None => {
+                self.give_up("the target answers with another drive under the same name")
+            }
         }
         Ok(())
     }

@@ -47,7 +47,6 @@ impl<N: Network> Paths<N> {
             Likeness::Untold | Likeness::Unowned | Likeness::Unproven => {}
         }
         let why = "it leads to another drive, of the same name as the one in use";
-        path.is_in_reserve.set(matches!(verdict, Likeness::Unowned) && !path.is_stray.get());
         let unproven = |what| Err(ConnectError::Unproven { what });
         match verdict {
             _ if path.is_stray.get() => Err(ConnectError::Different { what: why.into() }),
@@ -69,11 +68,9 @@ impl<N: Network> Paths<N> {
             return Ok(Likeness::Untold);
         }
         if !is_reserved && !self.owner.has_mark() {
-            return Ok(match self.known().has_reservations() {
-                // They are taken over all paths that are used, which compares them.
-                true => Likeness::Untold,
-                false => Likeness::Unowned,
-            });
+            // Reservations are taken over all paths that are used, which compares them.
+            let is_compared_later = self.is_compared_by_reservations();
+            return Ok(if is_compared_later { Likeness::Untold } else { Likeness::Unowned });
         }
         if self.is_seen_over(new, used).await? {
             return Ok(Likeness::Same);
@@ -101,15 +98,21 @@ impl<N: Network> Paths<N> {
         used: &[Rc<Controller<N::Stream>>],
     ) -> Result<bool, ConnectError> {
         if !self.owner.is_reserved() {
-            return Ok(self.witnessed(path).await? == Some(self.owner.epoch()));
+            let is_seen = self.witnessed(path).await? == Some(self.owner.epoch());
+            self.owner.is_mark_seen.set(self.owner.is_mark_seen.get() || is_seen);
+            return Ok(is_seen);
         }
         let report = self.report_over(path).await?;
         let has_registered = |host: &HostId| report.registrants.iter().any(|it| it.host == *host);
         Ok(used.iter().any(|it| has_registered(&it.host_id)))
     }
 
+    pub(super) fn is_compared_by_reservations(&self) -> bool {
+        self.known.borrow().as_ref().is_some_and(|known| known.has_reservations())
+    }
+
     fn used_beside(&self, new: &HostId) -> Vec<Rc<Controller<N::Stream>>> {
-        let used = self.paths.iter().filter(|path| path.is_usable());
+        let used = self.paths.iter().filter(|path| path.is_reached());
         let used = used.filter_map(|path| path.controller.borrow().clone());
         used.filter(|used| used.host_id != *new).collect()
     }

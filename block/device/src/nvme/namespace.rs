@@ -586,6 +586,8 @@ impl<N: Network> Device for NvmeNamespace<N> {
     /// Without a witness, a namespace that was fenced and whose target has lost its reservations is given up.
     fn recognise_by(&self, witness: Option<Witness>) {
         self.paths.owner.recognise_by(witness);
+        // Those that wait for that.
+        self.paths.look_at_unused();
     }
 
     fn read(&self, at: u64, into: IoVecMut) -> IoFuture<'_, IoVecMut> {

@@ -40,6 +40,8 @@ use std::time::Duration;
 
 /// A path that does not reach the namespace is looked at again so often.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// The same of one that waits for what its owner is about to leave at the drive.
+const LOOK_SOON: Duration = Duration::from_millis(100);
 /// Between tries of a command that a path refuses.
 pub(super) const AGAIN_FIRST: Duration = Duration::from_millis(10);
 pub(super) const AGAIN_MAX: Duration = Duration::from_secs(1);
@@ -61,6 +63,8 @@ const KEEP_ALIVE_UNIT_MS_MAX: u32 = 10_000;
 pub enum Standing {
     /// Not connected.
     Down,
+    /// Connected, and not used beside another: in its place, if need be, or once it is proven to lead to the same drive.
+    Reserve,
     /// Connected, and the namespace is not reached.
     Unusable,
     NonOptimized,
@@ -85,8 +89,6 @@ pub(super) struct Path<S> {
     is_whole: Cell<bool>,
     /// It was found to lead to another drive than those that are used.
     pub(super) is_stray: Cell<bool>,
-    /// It is not used beside another, and would be in its place.
-    pub(super) is_in_reserve: Cell<bool>,
     /// Since it was connected.
     has_told_of_damage: Cell<bool>,
     /// When data came by it damaged, the last time.
@@ -159,7 +161,6 @@ impl<N: Network> Paths<N> {
             standing: Cell::new(Standing::Down),
             is_whole: Cell::new(false),
             is_stray: Cell::new(false),
-            is_in_reserve: Cell::new(false),
             has_told_of_damage: Cell::new(false),
             damaged_at: Cell::default(),
             has_told_of_loss: Cell::new(false),
@@ -352,7 +353,6 @@ impl<N: Network> Paths<N> {
         *path.why.borrow_mut() = Some(why);
         path.is_whole.set(false);
         path.is_stray.set(false);
-        path.is_in_reserve.set(false);
         path.has_told_of_damage.set(false);
         path.absent_since.set(None);
         path.was_tried.set(true);
@@ -397,7 +397,7 @@ impl<N: Network> Paths<N> {
     }
 
     /// One that was used is not any more: others may have waited for that.
-    fn look_at_unused(&self) {
+    pub(super) fn look_at_unused(&self) {
         for path in self.paths.iter().filter(|path| !path.is_usable()) {
             path.look.notify_all();
         }
@@ -460,6 +460,10 @@ impl<N: Network> Paths<N> {
             match looked {
                 Ok((standing, why)) => {
                     path.standing.set(standing);
+                    // Another one may be used in its place, which then is not compared with it.
+                    if !path.is_reached() && !self.is_compared_by_reservations() {
+                        path.is_whole.set(false);
+                    }
                     *path.why.borrow_mut() = why.map(str::to_owned);
                 }
                 Err(
@@ -474,10 +478,12 @@ impl<N: Network> Paths<N> {
                 // It may become what it was.
                 Err(error) => {
                     let why = error.to_string();
-                    if !matches!(error, ConnectError::Unproven { .. }) {
+                    if matches!(error, ConnectError::Unproven { .. }) {
+                        path.standing.set(Standing::Reserve);
+                    } else {
                         self.tell_of_loss(path, &why);
+                        path.standing.set(Standing::Unusable);
                     }
-                    path.standing.set(Standing::Unusable);
                     *path.why.borrow_mut() = Some(why);
                     // It may have been another one, and be what it was again.
                     if path.is_whole.get() {
@@ -489,7 +495,7 @@ impl<N: Network> Paths<N> {
             self.has_changed();
             match path.is_usable() {
                 true => self.tell_of_return(path),
-                false if was_usable => self.look_at_unused(),
+                false if was_usable && !path.is_reached() => self.look_at_unused(),
                 false => {}
             }
             if path.is_whole.get() && !was_whole {
@@ -498,6 +504,9 @@ impl<N: Network> Paths<N> {
             let again = async {
                 match path.is_usable() {
                     true => std::future::pending().await,
+                    false if path.standing.get() == Standing::Reserve && self.owner.has_mark() => {
+                        reactor::sleep(LOOK_SOON).await;
+                    }
                     false => reactor::sleep(LOOK_EVERY).await,
                 }
             };
@@ -558,7 +567,7 @@ impl<N: Network> Paths<N> {
         }
         let leads_elsewhere = self.paths.iter().any(|path| {
             let controller = path.controller.borrow().clone();
-            (path.is_usable() || path.is_in_reserve.get())
+            (path.is_usable() || path.standing.get() == Standing::Reserve)
                 && controller.is_some_and(|it| {
                     it.host_id != *host_id && !it.queues().iter().any(|queue| queue.is_silent())
                 })
@@ -827,7 +836,7 @@ impl<N: Network> Paths<N> {
 
 impl<S: levada_base::stream::ByteStream + 'static> Path<S> {
     /// It leads there, and nothing is missing over it, as far as somebody has looked.
-    fn is_reached(&self) -> bool {
+    pub(super) fn is_reached(&self) -> bool {
         self.standing.get() > Standing::Unusable && self.is_whole.get()
     }
 

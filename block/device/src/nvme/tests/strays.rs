@@ -177,6 +177,38 @@ fn without_reservations_a_second_path_is_used_once_the_drive_has_an_owner() {
     }
 }
 
+/// The one that is used goes and comes back, and another drive is used in its place meanwhile: they are not used side by side.
+#[test]
+fn of_two_without_an_owner_one_is_used_at_a_time() {
+    for seed in 0..10 {
+        run(seed, async {
+            let net = MemoryNetwork::default();
+            let drives = [drive(false), drive(false)];
+            let paths = [address(1), address(2)];
+            for (at, (drive, path)) in drives.iter().zip(paths).enumerate() {
+                drive.cached.borrow_mut()[0] = at as u8 + 1;
+                drive.listen(&net, path);
+            }
+            let device = open(&net, &paths).await;
+            let first = async || read(&device, 0, 512).await.expect("read")[0];
+            let used = usize::from(first().await - 1);
+            drives[used].set_state(paths[used], AnaState::Inaccessible);
+            reactor::sleep(Duration::from_secs(2)).await;
+            assert_eq!(usize::from(first().await - 1), 1 - used);
+            drives[used].set_state(paths[used], AnaState::Optimized);
+            reactor::sleep(Duration::from_secs(3)).await;
+            for _ in 0..20 {
+                assert_eq!(usize::from(first().await - 1), 1 - used);
+            }
+            let standings: Vec<_> = device.paths().into_iter().map(|path| path.standing).collect();
+            assert_eq!(
+                (standings[used], standings[1 - used]),
+                (Standing::Reserve, Standing::Optimized)
+            );
+        });
+    }
+}
+
 /// A path that cannot be used now, or does not answer, is none to compare with: a third one is.
 #[test]
 fn any_path_that_is_used_tells() {
