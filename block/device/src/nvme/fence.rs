@@ -100,6 +100,8 @@ impl Ownership {
 
     pub fn recognise_by(&self, witness: Option<Witness>) {
         *self.witness.borrow_mut() = witness;
+        // That was another mark.
+        self.is_mark_seen.set(false);
     }
 
     /// Why nothing may be changed any more; `None`: nobody else is known to be the owner.
