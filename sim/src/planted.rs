@@ -78,7 +78,7 @@ pub const BUGS: &[Bug] = &[
     bug("fsck-use-not-asked", stack::stack, 20),
     bug("fsck-two-looks", stack::stack, 300),
     bug("nvme-overwrites-an-open-change", remote::nvme, 60),
-    bug("nvme-overwrites-a-lost-change", remote::nvme, 2000),
+    bug("nvme-overwrites-a-lost-change", remote::nvme, 6000),
     bug("nvme-unflushed-not-written-again", remote::nvme, 60),
     bug("nvme-writes-beside-what-is-written-again", remote::nvme, 4000),
     bug("nvme-all-versions-written-again", remote::nvme, 1500),

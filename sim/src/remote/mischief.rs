@@ -18,7 +18,10 @@ const DARK_MAX: Duration = Duration::from_secs(5);
 const SLOW_MAX_US: u64 = 6_000_000;
 
 /// Something befalls those who wait, too.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(8);
+/// Not again and again: to write again what was not flushed takes ten seconds over a slow network, and begins anew with every loss of the last
+/// path.
+const PATIENCE_AFTERWARDS: Duration = Duration::from_secs(35);
 
 /// The scene around a shelf.
 pub trait Around: 'static {
@@ -56,6 +59,8 @@ struct Mischief<A> {
     is_bad: Vec<Cell<bool>>,
     /// Something has befallen all of it.
     is_dark: Cell<bool>,
+    /// Something has befallen those who had done nothing since the last time.
+    was_impatient: Cell<bool>,
 }
 
 /// Goes on until the scene is over and everything is as it should be.
@@ -64,6 +69,7 @@ pub fn start<A: Around>(scene: &Rc<A>) -> JoinHandle<()> {
         scene: Rc::clone(scene),
         is_bad: scene.shelf().addresses.iter().map(|_| Cell::default()).collect(),
         is_dark: Cell::default(),
+        was_impatient: Cell::default(),
     };
     let mischief = Rc::new(mischief);
     reactor::spawn(async move {
@@ -88,11 +94,13 @@ impl<A: Around> Mischief<A> {
             return;
         }
         let goal = self.scene.operations() + operations;
+        let patience = if self.was_impatient.get() { PATIENCE_AFTERWARDS } else { PATIENCE };
         let begun = reactor::now();
-        while self.scene.operations() < goal && begun.elapsed() < PATIENCE && !self.scene.is_over()
+        while self.scene.operations() < goal && begun.elapsed() < patience && !self.scene.is_over()
         {
             reactor::sleep(Duration::from_millis(1)).await;
         }
+        self.was_impatient.set(self.scene.operations() < goal);
     }
 
     /// Mostly short, so that it meets much; some for longer than somebody waits.
@@ -104,7 +112,7 @@ impl<A: Around> Mischief<A> {
     fn befall(self: &Rc<Self>) {
         let ports = self.is_bad.len() as u64;
         let port = self.scene.rng(|rng| rng.below(ports)) as usize;
-        match self.scene.rng(|rng| rng.weighted(&[8, 4, 6, 4, 4, 4, 3, 3, 4, 3])) {
+        match self.scene.rng(|rng| rng.weighted(&[8, 4, 6, 4, 4, 4, 3, 3, 4, 3, 3])) {
             0 => self.connection("connection reset", port, Connection::reset),
             1 => {
                 let side = self.side();
@@ -145,8 +153,33 @@ impl<A: Around> Mischief<A> {
             6 => self.crash(true),
             7 => self.crash(false),
             8 => self.slow(),
-            _ => self.weather(),
+            9 => self.weather(),
+            _ => self.out_of_reach(port),
         }
+    }
+
+    /// A port stays connected and reaches nothing, while hosts come back over the others, where they put right at leisure what may be lost.
+    /// It can be used again any moment.
+    fn out_of_reach(self: &Rc<Self>, port: usize) {
+        if self.is_bad[port].replace(true) {
+            return;
+        }
+        self.scene.note("out of reach");
+        let shelf = self.scene.shelf();
+        shelf.set_state(port, AnaState::Inaccessible);
+        for other in (0..self.is_bad.len()).filter(|other| *other != port) {
+            let usual_max = Duration::from_millis(self.scene.rng(|rng| rng.below(6)));
+            let delay = Delay { usual_max, rare_max: usual_max, part_bytes_max: 0 };
+            shelf.net.set_delay(shelf.addresses[other], delay);
+            self.connection("connection reset", other, Connection::reset);
+        }
+        let max_us = self.scene.rng(|rng| *rng.pick(&[10_000, 100_000, 300_000]));
+        let (all, us) = (Rc::clone(self), self.scene.rng(|rng| rng.below(max_us)));
+        reactor::spawn(async move {
+            reactor::sleep(Duration::from_micros(us)).await;
+            all.scene.shelf().set_state(port, AnaState::Optimized);
+            all.is_bad[port].set(false);
+        });
     }
 
     fn side(&self) -> Side {
