@@ -1,9 +1,14 @@
 //! Who is connected to a server.
+//!
+//! A client is a stranger until its server knows what it wants ([`Present::settle`]). Where there are as many clients as may be, the stranger
+//! that came first makes room for the next: who only opens connections keeps nobody out for longer than it takes others to say who they
+//! are.
 
 use crate::reactor;
 use crate::reactor::net::{Listener, Stream, accept_error_passes};
-use crate::sync::Notify;
-use std::cell::Cell;
+use crate::sync::{Notify, Once};
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -14,6 +19,8 @@ struct State {
     most: usize,
     count: Cell<usize>,
     left: Notify,
+    /// In the order in which they came.
+    strangers: RefCell<VecDeque<Rc<Once>>>,
 }
 
 /// The clients of a server, counted. Clones count the same ones.
@@ -21,13 +28,17 @@ struct State {
 pub struct Clients(Rc<State>);
 
 /// Counts a client for as long as it is there.
-pub struct Present(Rc<State>);
+pub struct Present {
+    among: Rc<State>,
+    displaced: Rc<Once>,
+}
 
 impl Clients {
     /// None; `most` at once.
     #[must_use]
     pub fn new(most: usize) -> Self {
-        Self(Rc::new(State { most, count: Cell::new(0), left: Notify::default() }))
+        let (count, left, strangers) = Default::default();
+        Self(Rc::new(State { most, count, left, strangers }))
     }
 
     #[must_use]
@@ -35,14 +46,18 @@ impl Clients {
         self.0.count.get()
     }
 
-    /// Counts one more. `None`: there are as many as may be.
+    /// Counts one more, a stranger. `None`: there are as many as may be, and none of them is to go.
     #[must_use]
     pub fn enter(&self) -> Option<Present> {
-        let count = self.count();
-        (count < self.0.most).then(|| {
-            self.0.count.set(count + 1);
-            Present(Rc::clone(&self.0))
-        })
+        let mut strangers = self.0.strangers.borrow_mut();
+        if self.count() >= self.0.most {
+            // It is counted until it has gone, which it does without waiting for anything.
+            strangers.pop_front()?.happen();
+        }
+        let displaced = Rc::new(Once::default());
+        strangers.push_back(Rc::clone(&displaced));
+        self.0.count.set(self.count() + 1);
+        Some(Present { among: Rc::clone(&self.0), displaced })
     }
 
     /// Returns when there is none.
@@ -77,9 +92,50 @@ impl Clients {
     }
 }
 
+impl Present {
+    /// It is no stranger any more, and stays.
+    pub fn settle(&self) {
+        self.among.strangers.borrow_mut().retain(|other| !Rc::ptr_eq(other, &self.displaced));
+    }
+
+    /// Returns when a stranger is to make room, which has to go at once.
+    pub async fn displaced(&self) {
+        self.displaced.happened().await;
+    }
+}
+
 impl Drop for Present {
     fn drop(&mut self) {
-        self.0.count.set(self.0.count.get() - 1);
-        self.0.left.notify_all();
+        self.settle();
+        self.among.count.set(self.among.count.get() - 1);
+        self.among.left.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strangers_make_room_in_the_order_in_which_they_came() {
+        let clients = Clients::new(3);
+        let enter = || clients.enter().expect("room");
+        let (first, second, third) = (enter(), enter(), enter());
+        let is_displaced = |client: &Present| client.displaced.has_happened();
+        second.settle();
+        let fourth = enter();
+        assert!(is_displaced(&first) && !is_displaced(&second) && !is_displaced(&third));
+        drop(first);
+        let fifth = enter();
+        assert!(is_displaced(&third) && !is_displaced(&fourth));
+        drop(third);
+        fourth.settle();
+        fifth.settle();
+        assert!(clients.enter().is_none(), "all of them are known");
+        drop(second);
+        let sixth = enter();
+        assert_eq!(clients.count(), 3);
+        drop(sixth);
+        assert!(clients.0.strangers.borrow().is_empty());
     }
 }

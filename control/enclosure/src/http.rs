@@ -3,11 +3,13 @@
 //! One request for each connection; whoever sends anything else is told so. There is nothing to choose by a query, and it is passed over.
 
 use crate::enclosure::Enclosure;
+use futures_util::future::{Either, select};
 use levada_base::reactor::net::{Listener, Stream};
 use levada_base::reactor::{self, Group};
-use levada_base::stream::{ByteStream, Clients};
+use levada_base::stream::{ByteStream, Clients, Present};
 use levada_base::{Buf, BufMut};
 use std::io;
+use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -21,15 +23,18 @@ pub(crate) fn serve(listener: Listener, enclosure: Rc<Enclosure>, group: &Group)
     let tasks = group.clone();
     reactor::spawn_in(group, async move {
         let clients = Clients::new(CLIENTS_MAX);
-        let answer = |present, stream: Stream| {
+        let answer = |present: Present, stream: Stream| {
             let enclosure = Rc::clone(&enclosure);
             reactor::spawn_in(&tasks, async move {
-                let answered = reactor::timeout(LIMIT, answer(&stream, &enclosure)).await;
-                if let Ok(Err(error)) = answered {
-                    tracing::debug!(%error, "a program that watches went away");
+                let answered = reactor::timeout(LIMIT, answer(&stream, &enclosure));
+                // None stays: who is displaced has had its time.
+                match select(pin!(answered), pin!(present.displaced())).await {
+                    Either::Left((Ok(Err(error)), _)) => {
+                        tracing::debug!(%error, "a program that watches went away");
+                    }
+                    Either::Left((Ok(Ok(())) | Err(_), _)) | Either::Right(_) => {}
                 }
                 stream.close().await;
-                drop(present);
             });
         };
         clients.accept_all(listener, "a program that watches", answer).await;

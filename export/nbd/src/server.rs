@@ -5,7 +5,7 @@ use crate::connection;
 use crate::negotiation::{NoDeal, negotiate};
 use crate::tls::Channel;
 use crate::tls::Tls;
-use futures_util::future::LocalBoxFuture;
+use futures_util::future::{Either, LocalBoxFuture, select};
 use levada_base::reactor::net::{Listener, Stream};
 use levada_base::reactor::{self, Elapsed, Group};
 use levada_base::stream::{Clients, Present};
@@ -15,6 +15,7 @@ use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -145,16 +146,20 @@ fn make_way(path: &Path, address: &Address) -> Result<(), ListenError> {
     }
 }
 
-async fn serve(_present: Present, stream: Stream, shared: Rc<Shared>) {
+async fn serve(present: Present, stream: Stream, shared: Rc<Shared>) {
     let talk = negotiate(Channel::from(stream), &*shared.exports, shared.tls.as_ref());
     let talk = reactor::timeout(NEGOTIATION_LIMIT, talk);
-    let talk = futures_util::future::select(Box::pin(talk), Box::pin(shared.stopping.happened()));
-    let agreed: Result<Result<_, NoDeal>, Elapsed> = match talk.await {
-        futures_util::future::Either::Left((agreed, _)) => agreed,
-        futures_util::future::Either::Right(((), _)) => return,
+    let agreed: Result<Result<_, NoDeal>, Elapsed> = {
+        let stopping = pin!(shared.stopping.happened());
+        let displaced = pin!(present.displaced());
+        match select(Box::pin(talk), select(stopping, displaced)).await {
+            Either::Left((agreed, _)) => agreed,
+            Either::Right(_) => return,
+        }
     };
     match agreed {
         Ok(Ok(Some(agreed))) => {
+            present.settle();
             if let Err(error) = connection::serve(agreed, &shared.stopping).await {
                 tracing::info!(%error, "the connection of an NBD client broke");
             }

@@ -17,7 +17,7 @@ use levada_base::buf::bytes_in;
 use levada_base::checksum::crc32c_parts;
 use levada_base::reactor::net::Stream;
 use levada_base::reactor::{self, Elapsed};
-use levada_base::stream::{ByteStream, Inbox, Outbox, Outgoing};
+use levada_base::stream::{ByteStream, Inbox, Outbox, Outgoing, Present};
 use levada_base::sync::{Once, Permit, Semaphore, oneshot};
 use levada_base::{Buf, IoVec};
 use levada_nvme::pdu::{
@@ -27,7 +27,7 @@ use levada_nvme::tls::PskIdentity;
 use levada_nvme::{AdminOpcode, Command, Completion, DataPointer, IoOpcode, Status};
 use levada_tls::{Channel, FIRST_BYTE, Session};
 use std::cell::{Cell, RefCell};
-use std::future::Future;
+use std::future::{Future, pending};
 use std::io as system;
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -50,12 +50,17 @@ const IN_CAPSULE_BYTES_LENT: u64 = 16 << 20;
 
 /// Serves a host that has come by a socket, within TLS if that is how it begins, until it is done, or the target is. All that it asked
 /// for has been carried out when this returns.
-pub(crate) async fn serve_socket(shared: Rc<Shared>, port: Rc<Port>, stream: Stream) {
+pub(crate) async fn serve_socket(
+    shared: Rc<Shared>,
+    port: Rc<Port>,
+    stream: Stream,
+    present: &Present,
+) {
     let peer = stream.peer_addr().map_or_else(|_| "?".into(), |peer| peer.to_string());
     let served = async {
         let came_to = stream.local_addr()?;
         let greeting = Rc::clone(&shared);
-        served(shared, port, (came_to, &peer), async move {
+        served(shared, port, (came_to, &peer, present), async move {
             let (channel, reader) = greet(&greeting, stream.into()).await?;
             let shown = channel.of_session(Session::host).flatten();
             Ok((channel, reader, shown))
@@ -71,13 +76,13 @@ pub(crate) async fn serve<S: ByteStream + 'static>(
     port: Rc<Port>,
     stream: S,
     came_to: SocketAddr,
-    peer: &str,
+    (peer, present): (&str, &Present),
 ) {
     let greeted = async move {
         let reader = Reader::new(Inbox::new(stream.clone()));
         Ok((stream, reader, None))
     };
-    tell(peer, served(shared, port, (came_to, peer), greeted).await);
+    tell(peer, served(shared, port, (came_to, peer, present), greeted).await);
 }
 
 fn tell(peer: &str, served: Result<(), Broken>) {
@@ -97,7 +102,7 @@ type Greeted<S> = (S, Reader<S>, Option<PskIdentity>);
 async fn served<S: ByteStream + 'static>(
     shared: Rc<Shared>,
     port: Rc<Port>,
-    (came_to, peer): (SocketAddr, &str),
+    (came_to, peer, present): (SocketAddr, &str, &Present),
     greeted: impl Future<Output = Result<Greeted<S>, Broken>>,
 ) -> Result<(), Broken> {
     let cut = port.cut();
@@ -123,10 +128,12 @@ async fn served<S: ByteStream + 'static>(
     let connected: Result<_, Elapsed> = {
         let stopping = pin!(shared.stopping.happened());
         let cut = pin!(cut.happened());
+        let displaced = pin!(present.displaced());
         // Before anything is made of what has waited for its path.
-        match select(select(stopping, cut), pin!(connecting)).await {
+        match select(select(stopping, cut), select(pin!(connecting), displaced)).await {
             Either::Left(_) => return Ok(()),
-            Either::Right((connected, _)) => connected,
+            Either::Right((Either::Left((connected, _)), _)) => connected,
+            Either::Right((Either::Right(_), _)) => return Err(Broken::Displaced),
         }
     };
     let (channel, mut reader, connected) = connected.map_err(|_| Broken::Late)??;
@@ -153,9 +160,13 @@ async fn served<S: ByteStream + 'static>(
         bytes: Memory::new(BYTES, BYTES_LENT, &memory),
         capsules: Memory::new(IN_CAPSULE_BYTES_AT_ONCE, IN_CAPSULE_BYTES_LENT, &memory),
         ended: Rc::default(),
+        is_known: Once::default(),
         gate,
         has_told_of_damage: Cell::new(false),
     });
+    if connection.gate.is_open() {
+        connection.is_known.happen();
+    }
     let writer = {
         let (connection, channel) = (Rc::clone(&connection), channel.clone());
         reactor::spawn(async move {
@@ -173,7 +184,7 @@ async fn served<S: ByteStream + 'static>(
         })
     });
     let received = {
-        let over = pin!(connection.is_over());
+        let over = pin!(connection.is_over(present));
         match select(pin!(connection.receive(&mut reader)), over).await {
             Either::Left((received, _)) => received,
             Either::Right(((), _)) => Ok(()),
@@ -254,6 +265,8 @@ struct Connection {
     capsules: Rc<Memory>,
     /// Nothing is received any more.
     ended: Rc<Once>,
+    /// Its host has proved who it is, where it has to.
+    is_known: Once,
     gate: Gate,
     has_told_of_damage: Cell<bool>,
 }
@@ -297,13 +310,24 @@ impl Connection {
     }
 
     /// Returns when the queue has to end.
-    async fn is_over(&self) {
+    async fn is_over(&self, present: &Present) {
         let controller = pin!(self.queue.controller.gone().happened());
         let reset = pin!(self.queue.reset.happened());
         let stopping = pin!(self.shared.stopping.happened());
         let cut = pin!(self.cut.happened());
         let turned_away = pin!(self.gate.turns_away(CONNECT_LIMIT));
-        select(select(select(controller, reset), select(stopping, cut)), turned_away).await;
+        let displaced = pin!(self.is_displaced(present));
+        let of_host = select(turned_away, displaced);
+        select(select(select(controller, reset), select(stopping, cut)), of_host).await;
+    }
+
+    /// Returns when it has to make room for others before its host was known.
+    async fn is_displaced(&self, present: &Present) {
+        let (known, displaced) = (pin!(self.is_known.happened()), pin!(present.displaced()));
+        if let Either::Left(_) = select(known, displaced).await {
+            present.settle();
+            pending::<()>().await;
+        }
     }
 
     /// Takes commands, each of which is carried out by a task of its own, and the data for them.
@@ -640,6 +664,7 @@ impl Connection {
                 let answered = Box::pin(self.gate.prove(step, data)).await;
                 if self.gate.is_open() {
                     controller.becomes_known();
+                    self.is_known.happen();
                 }
                 return Some(answered);
             }

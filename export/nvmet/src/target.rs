@@ -188,21 +188,24 @@ impl Path {
     pub fn serve(&self, stream: impl ByteStream + 'static) {
         let Some(present) = self.shared.clients.enter() else { return };
         let came_to = self.port.address;
-        self.spawn(present, async move |shared, port| {
+        self.spawn(present, async move |shared, port, present| {
             shared.begun.happened().await;
-            serve(shared, port, stream, came_to, "a host in memory").await;
+            serve(shared, port, stream, came_to, ("a host in memory", present)).await;
         });
     }
 
     /// Has a connection served, unless nobody may come here now.
-    fn spawn(&self, present: Present, serve: impl AsyncFnOnce(Rc<Shared>, Rc<Port>) + 'static) {
+    fn spawn(
+        &self,
+        present: Present,
+        serve: impl AsyncFnOnce(Rc<Shared>, Rc<Port>, &Present) + 'static,
+    ) {
         if self.port.is_closed() {
             return;
         }
         let (shared, port) = (Rc::clone(&self.shared), Rc::clone(&self.port));
         reactor::spawn_in(&self.group, async move {
-            serve(shared, port).await;
-            drop(present);
+            serve(shared, port, &present).await;
         });
     }
 
@@ -275,8 +278,8 @@ impl Target {
         let (shared, at) = (Rc::clone(&self.shared), path.clone());
         reactor::spawn_in(&self.accepting, async move {
             let serve = |present, stream| {
-                at.spawn(present, async move |shared, port| {
-                    serve_socket(shared, port, stream).await
+                at.spawn(present, async move |shared, port, present| {
+                    serve_socket(shared, port, stream, present).await
                 })
             };
             shared.begun.happened().await;

@@ -39,6 +39,8 @@ pub(crate) enum Broken {
     Refused(Status),
     #[error("the host did not connect a queue in time")]
     Late,
+    #[error("others came while the host had not said who it is")]
+    Displaced,
     #[error("no TLS: {0}")]
     Tls(system::Error),
 }

@@ -6,11 +6,14 @@ use futures_util::future::join;
 use levada_base::checksum::crc32c;
 use levada_base::reactor::net::Stream;
 use levada_base::reactor::{self, random_u64};
-use levada_base::{Buf, BufMut};
+use levada_base::stream::ByteStream;
+use levada_base::{Buf, BufMut, IoVec};
 use levada_export_nvmet::Passage;
 use levada_nvme::fabrics::{ANY_CONTROLLER, Connect, ConnectData};
 use levada_nvme::pdu::{Common, Digests, Framing, Initialize, Pdu, Transfer};
 use levada_nvme::{Command, DataPointer, IoOpcode, Status};
+use std::future::pending;
+use std::io;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -525,6 +528,43 @@ fn small_pieces_of_data_take_no_more_memory_than_large_ones() {
         let (completion, _) = host.io.answer(command.id(), None).await.expect("answered");
         assert_eq!(completion.status, Status::SUCCESS);
         assert!(served.memory.all()[32768..65536] == data);
+    });
+}
+
+/// A connection over which nothing ever comes.
+#[derive(Clone)]
+struct Silence;
+
+impl ByteStream for Silence {
+    async fn read(&self, _: BufMut) -> io::Result<(BufMut, usize)> {
+        pending().await
+    }
+    async fn read_exact(&self, _: BufMut) -> io::Result<BufMut> {
+        pending().await
+    }
+    async fn write_all(&self, _: IoVec) -> io::Result<()> {
+        Ok(())
+    }
+    async fn close(&self) {}
+}
+
+/// There is room for 4,096 connections, which 30 s of silence would keep. Who has said who he is keeps his.
+#[test]
+fn those_who_say_nothing_make_room_for_others() {
+    run(async {
+        let served = Served::new(64);
+        let mut before = served.host().await;
+        for _ in 0..5000 {
+            served.path.serve(Silence);
+        }
+        let mut after = served.host().await;
+        for _ in 0..5000 {
+            served.path.serve(Silence);
+        }
+        assert_eq!(before.write(0, &[1; 4096]).await, Status::SUCCESS);
+        assert_eq!(after.write(1, &[2; 4096]).await, Status::SUCCESS);
+        let ending = served.target.end();
+        assert!(reactor::timeout(Duration::from_secs(5), ending).await.is_ok(), "all have left");
     });
 }
 
