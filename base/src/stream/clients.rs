@@ -14,6 +14,8 @@ use std::time::Duration;
 
 /// After an error of the system that passes, as when there are no descriptors left.
 const ACCEPT_AGAIN_AFTER: Duration = Duration::from_millis(100);
+/// A part of all those that may be there: so many are waited for that have to go.
+const LEAVING_SHARE: usize = 8;
 
 struct State {
     most: usize,
@@ -49,15 +51,22 @@ impl Clients {
     /// Counts one more, a stranger. `None`: there are as many as may be, and none of them is to go.
     #[must_use]
     pub fn enter(&self) -> Option<Present> {
-        let mut strangers = self.0.strangers.borrow_mut();
-        if self.count() >= self.0.most {
-            // It is counted until it has gone, which it does without waiting for anything.
-            strangers.pop_front()?.happen();
+        let (count, most) = (self.count(), self.0.most);
+        // Who goes is counted until it has gone, and not for too many of them is waited at a time.
+        let is_full = count >= most + most.div_ceil(LEAVING_SHARE);
+        if is_full || count >= most && !self.displace() {
+            return None;
         }
         let displaced = Rc::new(Once::default());
-        strangers.push_back(Rc::clone(&displaced));
-        self.0.count.set(self.count() + 1);
+        self.0.strangers.borrow_mut().push_back(Rc::clone(&displaced));
+        self.0.count.set(count + 1);
         Some(Present { among: Rc::clone(&self.0), displaced })
+    }
+
+    /// Has the first of the strangers make room, if there is one.
+    fn displace(&self) -> bool {
+        let first = self.0.strangers.borrow_mut().pop_front();
+        first.inspect(|first| first.happen()).is_some()
     }
 
     /// Returns when there is none.
@@ -81,6 +90,11 @@ impl Clients {
                 },
                 Err(error) if accept_error_passes(&error) => {
                     tracing::warn!(%error, "{what} cannot be accepted now");
+                    // Each has a descriptor, of which the process may have fewer than clients are let in.
+                    let strangers = self.0.strangers.borrow().len();
+                    for _ in 0..strangers.div_ceil(LEAVING_SHARE) {
+                        self.displace();
+                    }
                     reactor::sleep(ACCEPT_AGAIN_AFTER).await;
                 }
                 Err(error) => {
@@ -102,6 +116,11 @@ impl Present {
     pub async fn displaced(&self) {
         self.displaced.happened().await;
     }
+
+    #[must_use]
+    pub fn is_displaced(&self) -> bool {
+        self.displaced.has_happened()
+    }
 }
 
 impl Drop for Present {
@@ -121,13 +140,14 @@ mod tests {
         let clients = Clients::new(3);
         let enter = || clients.enter().expect("room");
         let (first, second, third) = (enter(), enter(), enter());
-        let is_displaced = |client: &Present| client.displaced.has_happened();
         second.settle();
         let fourth = enter();
-        assert!(is_displaced(&first) && !is_displaced(&second) && !is_displaced(&third));
+        assert!(first.is_displaced() && !second.is_displaced() && !third.is_displaced());
+        assert!(clients.enter().is_none(), "one at a time goes");
+        assert!(!third.is_displaced());
         drop(first);
         let fifth = enter();
-        assert!(is_displaced(&third) && !is_displaced(&fourth));
+        assert!(third.is_displaced() && !fourth.is_displaced());
         drop(third);
         fourth.settle();
         fifth.settle();

@@ -300,7 +300,18 @@ impl Configuration {
 pub struct ControllerState {
     pub is_ready: bool,
     pub has_failed: bool,
-    pub is_shut_down: bool,
+    pub shutdown: Shutdown,
+}
+
+/// How far a controller is with letting its host go (CSTS.SHST).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Shutdown {
+    /// Nobody has asked for it.
+    #[default]
+    None = 0,
+    UnderWay = 1,
+    /// What was answered is durable.
+    Complete = 2,
 }
 
 impl ControllerState {
@@ -309,14 +320,16 @@ impl ControllerState {
         Self {
             is_ready: value & 1 != 0,
             has_failed: value & 2 != 0,
-            is_shut_down: value >> 2 & 0b11 == 2,
+            shutdown: match value >> 2 & 0b11 {
+                1 => Shutdown::UnderWay,
+                2 => Shutdown::Complete,
+                _ => Shutdown::None,
+            },
         }
     }
 
     #[must_use]
     pub fn value(self) -> u32 {
-        u32::from(self.is_ready)
-            | u32::from(self.has_failed) << 1
-            | u32::from(self.is_shut_down) << 3
+        u32::from(self.is_ready) | u32::from(self.has_failed) << 1 | (self.shutdown as u32) << 2
     }
 }

@@ -203,11 +203,18 @@ pub struct Health {
     pub written_units: u128,
     pub reads: u128,
     pub writes: u128,
+    /// Minutes in which it had something to do.
+    pub busy_minutes: u128,
+    pub power_cycles: u128,
     pub power_on_hours: u128,
     pub unsafe_shutdowns: u128,
     pub media_errors: u128,
     /// Entries of the log of errors over its life.
     pub error_entries: u128,
+    /// Minutes above the temperature at which it warns,
+    pub warm_minutes: u32,
+    /// and above that at which it may fail.
+    pub hot_minutes: u32,
 }
 
 pub const HEALTH_BYTES: usize = 512;
@@ -234,6 +241,8 @@ impl Health {
             (48, self.written_units),
             (64, self.reads),
             (80, self.writes),
+            (96, self.busy_minutes),
+            (112, self.power_cycles),
             (128, self.power_on_hours),
             (144, self.unsafe_shutdowns),
             (160, self.media_errors),
@@ -241,6 +250,8 @@ impl Health {
         ] {
             put(&mut bytes, at, &count.to_le_bytes());
         }
+        put(&mut bytes, 192, &self.warm_minutes.to_le_bytes());
+        put(&mut bytes, 196, &self.hot_minutes.to_le_bytes());
         bytes
     }
 
@@ -258,10 +269,14 @@ impl Health {
             written_units: count(48),
             reads: count(64),
             writes: count(80),
+            busy_minutes: count(96),
+            power_cycles: count(112),
             power_on_hours: count(128),
             unsafe_shutdowns: count(144),
             media_errors: count(160),
             error_entries: count(176),
+            warm_minutes: u32_at(bytes, 192),
+            hot_minutes: u32_at(bytes, 196),
         }
     }
 }
@@ -545,13 +560,12 @@ mod tests {
     fn a_page_of_health_is_read_where_the_standard_has_it() {
         let mut page = [0; HEALTH_BYTES];
         page[..6].copy_from_slice(&[0b10_0011, 0x62, 0x01, 8, 10, 95]);
-        for (at, count) in
-            [(32, 1_u8), (48, 2), (64, 3), (80, 4), (128, 5), (144, 6), (160, 7), (176, 8)]
-        {
+        for (count, at) in (1_u8..).zip((32..192).step_by(16)) {
             page[at] = count;
             // The highest byte of the 16.
             page[at + 15] = 1;
         }
+        (page[192], page[196]) = (11, 12);
         let count = |low: u128| 1 << 120 | low;
         let health = Health {
             warnings: Warnings::SPARE | Warnings::TEMPERATURE | Warnings::PERSISTENT_MEMORY,
@@ -563,10 +577,14 @@ mod tests {
             written_units: count(2),
             reads: count(3),
             writes: count(4),
-            power_on_hours: count(5),
-            unsafe_shutdowns: count(6),
-            media_errors: count(7),
-            error_entries: count(8),
+            busy_minutes: count(5),
+            power_cycles: count(6),
+            power_on_hours: count(7),
+            unsafe_shutdowns: count(8),
+            media_errors: count(9),
+            error_entries: count(10),
+            warm_minutes: 11,
+            hot_minutes: 12,
         };
         assert_eq!(Health::parse(&page), health);
         assert_eq!(health.to_bytes(), page);

@@ -241,7 +241,7 @@ pub struct ReservationReport {
 
 /// Of a report in its extended form, in front of the registrants (Base, figure "Reservation Status Extended Data Structure").
 pub const EXTENDED_HEADER_BYTES: usize = 64;
-const EXTENDED_BYTES: usize = 64;
+pub const EXTENDED_REGISTRANT_BYTES: usize = 64;
 
 impl ReservationReport {
     /// As bytes: the extended form, which has all of a host's identifier.
@@ -252,7 +252,7 @@ impl ReservationReport {
         bytes[4] = self.kind.map_or(0, |kind| kind as u8);
         put(&mut bytes, 5, &(self.registrants.len() as u16).to_le_bytes());
         for registrant in &self.registrants {
-            let mut entry = [0; EXTENDED_BYTES];
+            let mut entry = [0; EXTENDED_REGISTRANT_BYTES];
             put(&mut entry, 0, &registrant.controller.to_le_bytes());
             entry[2] = u8::from(registrant.is_holder);
             put(&mut entry, 8, &registrant.key.to_le_bytes());
@@ -268,7 +268,7 @@ impl ReservationReport {
         let header = bytes.get(..EXTENDED_HEADER_BYTES)?;
         let count = usize::from(u16::from_le_bytes(array(header, 5)));
         let entries = bytes.get(EXTENDED_HEADER_BYTES..)?;
-        let (entries, _) = entries.as_chunks::<EXTENDED_BYTES>();
+        let (entries, _) = entries.as_chunks::<EXTENDED_REGISTRANT_BYTES>();
         let registrants = entries.get(..count)?.iter().map(|entry| Registrant {
             host: array(entry, 16),
             controller: u16::from_le_bytes(array(entry, 0)),

@@ -24,7 +24,8 @@ pub(crate) const QUEUE_ENTRIES_MAX: u16 = 1024;
 pub(crate) const IN_CAPSULE_BYTES: usize = 16 << 10;
 /// How long a controller may take to become ready, in units of 500 ms.
 const READY_WITHIN: u8 = 10;
-const FIRMWARE: &str = env!("CARGO_PKG_VERSION");
+/// Of every controller (Identify Controller).
+pub const FIRMWARE: &str = env!("CARGO_PKG_VERSION");
 
 /// How a command went well.
 pub(crate) struct Answer {
@@ -52,7 +53,7 @@ impl From<IoVec> for Answer {
 /// A controller, as seen through its admin queue.
 pub(crate) struct Admin<'a> {
     pub shared: &'a Shared,
-    pub controller: &'a Controller,
+    pub controller: &'a Rc<Controller>,
     /// The address that the host came to.
     pub came_to: SocketAddr,
 }
@@ -331,10 +332,14 @@ impl Admin<'_> {
             written_units: whole.written_units + one.written_units,
             reads: whole.reads + one.reads,
             writes: whole.writes + one.writes,
+            busy_minutes: whole.busy_minutes.max(one.busy_minutes),
+            power_cycles: whole.power_cycles.max(one.power_cycles),
             power_on_hours,
             unsafe_shutdowns: whole.unsafe_shutdowns.max(one.unsafe_shutdowns),
             media_errors: whole.media_errors + one.media_errors,
             error_entries,
+            warm_minutes: whole.warm_minutes.max(one.warm_minutes),
+            hot_minutes: whole.hot_minutes.max(one.hot_minutes),
         }))
     }
 

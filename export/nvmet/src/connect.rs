@@ -124,7 +124,7 @@ pub(crate) fn connect(
         // What may be done at a port holds for all of its queues.
         .filter(|there| Rc::ptr_eq(there.port(), port))
         .ok_or_else(|| wrong(CONTROLLER_AT, true))?;
-    match controller.io_queue(connect.queue) {
+    match controller.io_queue(connect.queue, verifier.is_none()) {
         Ok(queue) => Ok(Connected { queue, connect, verifier }),
         Err(status) if status.is(Status::CONNECT_INVALID_PARAMETERS) => Err(wrong(QUEUE_AT, false)),
         // It may be possible in a moment.

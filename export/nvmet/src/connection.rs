@@ -2,8 +2,8 @@
 
 use crate::admin::{Admin, Answer, IN_CAPSULE_BYTES, QUEUE_ENTRIES_MAX};
 use crate::connect::{Comer, Connected};
-use crate::controller::Queue;
-use crate::gate::{Gate, Passage};
+use crate::controller::{Queue, Taken};
+use crate::gate::{Gate, Passage, Step};
 use crate::io::{self, DATA_BYTES_MAX, Reading};
 use crate::memory::Memory;
 use crate::port::Port;
@@ -157,15 +157,15 @@ async fn served<S: ByteStream + 'static>(
         transfers: RefCell::default(),
         outbox: Outbox::default(),
         slots: Semaphore::new(slots),
-        bytes: Memory::new(BYTES, BYTES_LENT, &memory),
-        capsules: Memory::new(IN_CAPSULE_BYTES_AT_ONCE, IN_CAPSULE_BYTES_LENT, &memory),
+        bytes: Memory::new(BYTES, &memory),
+        capsules: Memory::new(IN_CAPSULE_BYTES_AT_ONCE, &memory),
         ended: Rc::default(),
         is_known: Once::default(),
         gate,
         has_told_of_damage: Cell::new(false),
     });
     if connection.gate.is_open() {
-        connection.is_known.happen();
+        connection.becomes_known();
     }
     let writer = {
         let (connection, channel) = (Rc::clone(&connection), channel.clone());
@@ -194,8 +194,12 @@ async fn served<S: ByteStream + 'static>(
         let head = Framing::terminate(false, *fatal, reader.head());
         connection.push(&head);
     }
-    let is_lost = || connection.queue.controller.subsystem().and_then(Subsystem::loss).is_some();
-    if connection.cut.has_happened() || is_lost() {
+    let controller = &connection.queue.controller;
+    let is_lost = || controller.subsystem().and_then(Subsystem::loss).is_some();
+    // Who makes room for others is not waited for.
+    let is_displaced = present.is_displaced() && !connection.is_known.has_happened();
+    let is_evicted = controller.subsystem().is_none() && controller.gone().has_happened();
+    if connection.cut.has_happened() || is_lost() || is_displaced || is_evicted {
         channel.close().await;
     }
     connection.ended.happen();
@@ -330,6 +334,24 @@ impl Connection {
         }
     }
 
+    /// Its host has proved who it is, or need not.
+    fn becomes_known(&self) {
+        // Who only looks around, as anybody may, takes nothing of what others need.
+        if self.queue.controller.subsystem().is_some() {
+            self.bytes.may_borrow(BYTES_LENT);
+            self.capsules.may_borrow(IN_CAPSULE_BYTES_LENT);
+        }
+        self.is_known.happen();
+    }
+
+    /// Something has come. Who has proved nothing keeps no controller of somebody else alive.
+    #[inline]
+    fn heard(&self) {
+        if self.queue.id == 0 || self.gate.is_open() {
+            self.queue.controller.heard();
+        }
+    }
+
     /// Takes commands, each of which is carried out by a task of its own, and the data for them.
     async fn receive<S: ByteStream + 'static>(
         self: &Rc<Self>,
@@ -353,7 +375,7 @@ impl Connection {
                 continue;
             };
             at_hand += 1;
-            self.queue.controller.heard();
+            self.heard();
             match unit.pdu {
                 Pdu::Command(command) => {
                     let limit = match self.queue.id {
@@ -417,7 +439,7 @@ impl Connection {
             && self.outbox.batches() <= answers_max
             && let Some(command) = reader.command_at_hand()?
         {
-            self.queue.controller.heard();
+            self.heard();
             match self.reading(&command) {
                 Some((reading, room)) => self.read(&command, reading, room)?,
                 None => self.begin(command, self.input(&command, None), None)?,
@@ -630,6 +652,10 @@ impl Connection {
                 return Some(reading.data(controller).await.map(Answer::from));
             }
             &mut Input::AskFor(bytes) => {
+                // For nothing else there is memory.
+                if let Passage::Shut(status) = self.gate.look_at(&work.command) {
+                    return Some(Err(status));
+                }
                 let room = room_for(&work.command, u64::from(bytes));
                 work.room = Some(self.bytes.room(room).await);
                 if self.ended.has_happened() {
@@ -651,29 +677,43 @@ impl Connection {
         let Work { command, input: Input::Here(data), room, .. } = work else {
             unreachable!("all of it is here")
         };
+        let passage = self.gate.look_at(command);
+        if let Passage::Shut(status) = passage {
+            return Some(Err(status));
+        }
         if is_from_controller(command) {
             *room = Some(self.bytes.room(bytes_of(command)).await);
         }
         if self.is_revoked() {
             return None;
         }
-        match self.gate.look_at(command) {
-            Passage::Open => {}
-            Passage::Shut(status) => return Some(Err(status)),
-            Passage::Proof(step) => {
-                let answered = Box::pin(self.gate.prove(step, data)).await;
-                if self.gate.is_open() {
-                    controller.becomes_known();
-                    self.is_known.happen();
-                }
-                return Some(answered);
-            }
+        if let Passage::Proof(step) = passage {
+            return Box::pin(self.prove(step, data)).await;
         }
         if self.queue.id == 0 {
             return Box::pin(self.administer(command, room, stage)).await;
         }
         let done = io::carry_out(controller, &self.ended, stage, command, data).await;
         Some(done.map(Answer::from))
+    }
+
+    /// Carries out a step of a proof, for as long as the host is there.
+    async fn prove(&self, step: Step, data: &IoVec) -> Option<Result<Answer, Status>> {
+        let proving = pin!(self.gate.prove(step, data));
+        let answered = match select(proving, pin!(self.ended.happened())).await {
+            Either::Left((answered, _)) => answered,
+            Either::Right(((), _)) => return None,
+        };
+        if self.gate.is_open() && !self.is_known.has_happened() {
+            match self.queue.becomes_known() {
+                Ok(()) => {
+                    self.queue.controller.becomes_known();
+                    self.becomes_known();
+                }
+                Err(Taken) => self.gate.shut(),
+            }
+        }
+        Some(answered)
     }
 
     /// Carries out a command of the admin queue.

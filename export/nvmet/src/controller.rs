@@ -14,12 +14,11 @@ use crate::reservations::HostId;
 use crate::subsystem::{Loss, Subsystem};
 use levada_base::reactor;
 use levada_base::sync::{Once, Permit, Semaphore};
-use levada_nvme::fabrics::{Configuration, ControllerState};
+use levada_nvme::fabrics::{Configuration, ControllerState, Shutdown};
 use levada_nvme::identify::{ABORTS_MAX, Events, WARNING_KELVIN};
 use levada_nvme::log::{AnaState, Event, Health, Warnings};
 use levada_nvme::{Nqn, Status};
 use std::cell::{Cell, RefCell};
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
@@ -93,6 +92,10 @@ pub(crate) struct Queue {
     pub recalls: Rc<Recalls>,
 }
 
+/// Another queue has its number.
+#[derive(Debug)]
+pub(crate) struct Taken;
+
 impl Queue {
     /// Nothing is received any more: the admin queue takes its controller with it, the number of another can be used again.
     pub fn end(&self) {
@@ -100,11 +103,20 @@ impl Queue {
             self.controller.end("its admin queue is gone");
         } else {
             let mut queues = self.controller.queues.borrow_mut();
-            if queues.get(&self.id).is_some_and(|own| Rc::ptr_eq(own, &self.recalls)) {
-                queues.remove(&self.id);
+            // One that has proved nothing has no number, and has changed nothing.
+            if !queues.get(&self.id).is_some_and(|own| Rc::ptr_eq(own, &self.recalls)) {
+                return;
             }
+            queues.remove(&self.id);
         }
         self.controller.connection_ended();
+    }
+
+    /// Its host is known: it has its number from now on, unless another one does.
+    pub fn becomes_known(&self) -> Result<(), Taken> {
+        let mut queues = self.controller.queues.borrow_mut();
+        let own = queues.entry(self.id).or_insert_with(|| Rc::clone(&self.recalls));
+        if Rc::ptr_eq(own, &self.recalls) { Ok(()) } else { Err(Taken) }
     }
 }
 
@@ -203,7 +215,7 @@ impl Controller {
     }
 
     /// Carries out what the host writes to the property (Base, 3.1.5).
-    pub fn configure(&self, new: Configuration) -> Result<(), Status> {
+    pub fn configure(self: &Rc<Self>, new: Configuration) -> Result<(), Status> {
         if !new.is_possible() {
             return Err(Status::INVALID_FIELD);
         }
@@ -229,14 +241,37 @@ impl Controller {
             state = ControllerState::default();
         }
         state.is_ready = new.is_enabled();
-        if new.is_shutting_down() {
-            state.is_shut_down = true;
-            self.reset.replace(Rc::default()).happen();
-        } else {
-            state.is_shut_down = false;
-        }
+        let had_begun = state.shutdown != Shutdown::None;
+        state.shutdown = match new.is_shutting_down() {
+            false => Shutdown::None,
+            true if had_begun => state.shutdown,
+            true => Shutdown::UnderWay,
+        };
         self.state.set(state);
+        if new.is_shutting_down() && !had_begun {
+            self.reset.replace(Rc::default()).happen();
+            let controller = Rc::clone(self);
+            reactor::run_or_spawn(async move { controller.shut_down().await });
+        }
         Ok(())
+    }
+
+    /// Its host goes, and may take the power away once this is complete (Base, 3.6.1): what was answered is durable by then.
+    async fn shut_down(&self) {
+        let begun = Rc::clone(&self.reset.borrow());
+        let attached: Vec<_> = self.attached.borrow().values().cloned().collect();
+        for attached in attached {
+            if let Err(error) = attached.opened.volume.flush().await {
+                // The host waits for as long as it has patience.
+                let subsystem = self.subsystem.as_ref().map(|subsystem| subsystem.nqn().as_str());
+                tracing::error!(host = %self.host, subsystem, %error, "a host goes, and what it has written is not durable");
+                return;
+            }
+        }
+        // It may have begun anew meanwhile.
+        if Rc::ptr_eq(&begun, &self.reset.borrow()) {
+            self.state.set(ControllerState { shutdown: Shutdown::Complete, ..self.state.get() });
+        }
     }
 
     /// The admin queue, once.
@@ -247,22 +282,24 @@ impl Controller {
         Queue { controller: Rc::clone(self), id: 0, reset: Rc::default(), recalls }
     }
 
-    /// An I/O queue.
-    pub fn io_queue(self: &Rc<Self>, id: u16) -> Result<Queue, Status> {
+    /// An I/O queue. Until its host is known it leaves its number to others.
+    pub fn io_queue(self: &Rc<Self>, id: u16, is_known: bool) -> Result<Queue, Status> {
         if !self.state.get().is_ready || self.gone.has_happened() {
             return Err(Status::SEQUENCE_ERROR);
         }
         if id > IO_QUEUES_MAX {
             return Err(Status::CONNECT_INVALID_PARAMETERS);
         }
-        let recalls = Rc::default();
-        match self.queues.borrow_mut().entry(id) {
-            // The old connection may be broken, and nobody has told us yet.
-            Entry::Occupied(_) => return Err(Status::SEQUENCE_ERROR),
-            Entry::Vacant(free) => free.insert(Rc::clone(&recalls)),
-        };
-        let reset = Rc::clone(&self.reset.borrow());
-        Ok(Queue { controller: Rc::clone(self), id, reset, recalls })
+        // The old connection may be broken, and nobody has told us yet.
+        if self.queues.borrow().contains_key(&id) {
+            return Err(Status::SEQUENCE_ERROR);
+        }
+        let (controller, reset) = (Rc::clone(self), Rc::clone(&self.reset.borrow()));
+        let queue = Queue { controller, id, reset, recalls: Rc::default() };
+        if is_known {
+            queue.becomes_known().map_err(|Taken| Status::SEQUENCE_ERROR)?;
+        }
+        Ok(queue)
     }
 
     pub fn has_io_queues(&self) -> bool {

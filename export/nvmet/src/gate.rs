@@ -4,7 +4,7 @@
 //! nothing yet.
 
 use crate::admin::Answer;
-use crate::io::{DATA_BYTES_MAX, whole};
+use crate::io::whole;
 use levada_base::IoVec;
 use levada_base::reactor;
 use levada_base::sync::{Once, Semaphore};
@@ -42,6 +42,9 @@ struct Proof {
 
 /// A proof of the largest group takes a core for 50 ms: hosts that have shown nothing yet take no more of them than that.
 const PROOFS_AT_ONCE: u64 = 1;
+
+/// A message of a proof and what comes with it; the longest has some 1,100 bytes, and hosts ask for 4,096.
+const MESSAGE_ROOM_MAX: u32 = 16 << 10;
 
 /// Whose turn it is to have a step of a proof computed: one address waits for one step of every other, however many connections those have.
 pub(crate) struct Proofs {
@@ -133,7 +136,7 @@ impl Gate {
         let bytes = transfer.bytes as usize;
         match kind {
             Some(FabricsType::AuthenticationSend | FabricsType::AuthenticationReceive)
-                if !is_ours || u64::from(transfer.bytes) > DATA_BYTES_MAX =>
+                if !is_ours || transfer.bytes > MESSAGE_ROOM_MAX =>
             {
                 shut(Status::INVALID_FIELD)
             }
@@ -214,6 +217,11 @@ impl Gate {
         }
         *proof.verifier.borrow_mut() = Some(verifier);
         Ok(done)
+    }
+
+    /// The host is turned away, whatever it has proved.
+    pub fn shut(&self) {
+        self.has_failed.happen();
     }
 
     /// Returns when the proof failed, or did not come within `limit`.

@@ -48,9 +48,10 @@ mod volumes;
 pub const NQN_PREFIX: &str = "nqn.2026-11.io.levada";
 
 pub use address::{Address, AddressError, PORT};
+pub use admin::FIRMWARE;
 pub use claims::{Claims, Keep, KeepError};
 pub use levada_device::nvme::KeysError;
-pub use levada_nvme::identify::WARNING_KELVIN;
+pub use levada_nvme::identify::{OWN_MODEL as MODEL, WARNING_KELVIN};
 pub use levada_nvme::keyring::Keyring;
 pub use levada_nvme::log::{AnaState, AnaStateError, Health, Warnings};
 pub use levada_nvme::{Nqn, NqnError};

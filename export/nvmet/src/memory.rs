@@ -6,7 +6,7 @@
 
 use levada_base::reactor;
 use levada_base::sync::{Permit, Semaphore};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
@@ -23,18 +23,23 @@ pub(crate) struct Memory {
     shared: Rc<Semaphore>,
     /// Pieces that were lent.
     lent: RefCell<Vec<Permit>>,
-    pieces_max: usize,
+    pieces_max: Cell<usize>,
 }
 
 impl Memory {
-    /// `own_bytes` of its own, and up to `lent_bytes` of `shared`.
-    pub fn new(own_bytes: u64, lent_bytes: u64, shared: &Rc<Semaphore>) -> Rc<Self> {
+    /// `own_bytes` of its own; nothing of `shared` until it may borrow.
+    pub fn new(own_bytes: u64, shared: &Rc<Semaphore>) -> Rc<Self> {
         Rc::new(Self {
             own: Semaphore::new(own_bytes),
             shared: Rc::clone(shared),
             lent: RefCell::default(),
-            pieces_max: (lent_bytes / PIECE_BYTES) as usize,
+            pieces_max: Cell::new(0),
         })
+    }
+
+    /// From now on it is lent up to so many bytes.
+    pub fn may_borrow(&self, bytes: u64) {
+        self.pieces_max.set((bytes / PIECE_BYTES) as usize);
     }
 
     /// Room for so many bytes, if there is some at once.
@@ -56,7 +61,7 @@ impl Memory {
     /// Borrows a piece, if there is one.
     fn borrow(self: &Rc<Self>) {
         let mut lent = self.lent.borrow_mut();
-        if lent.len() == self.pieces_max {
+        if lent.len() >= self.pieces_max.get() {
             return;
         }
         let Some(piece) = self.shared.try_acquire(PIECE_BYTES) else { return };
@@ -101,7 +106,13 @@ mod tests {
     fn who_has_much_leaves_others_what_they_need() {
         Reactor::simulated(1).block_on(async {
             let shared = Semaphore::new(5 * MIB);
-            let [greedy, modest] = [0; 2].map(|_| Memory::new(MIB, 8 * MIB, &shared));
+            let [greedy, modest] = [0; 2].map(|_| Memory::new(MIB, &shared));
+            let own = greedy.room(MIB).await;
+            let more = reactor::timeout(LOOK_EVERY * 3, greedy.room(MIB)).await;
+            assert!(more.is_err() && shared.available() == 5 * MIB, "nobody knows it yet");
+            drop(own);
+            greedy.may_borrow(8 * MIB);
+            modest.may_borrow(8 * MIB);
             let mut taken = Vec::new();
             for _ in 0..6 {
                 taken.push(greedy.room(MIB).await);
@@ -129,7 +140,8 @@ mod tests {
     fn who_needs_several_pieces_borrows_them() {
         Reactor::simulated(3).block_on(async {
             let shared = Semaphore::new(8 * MIB);
-            let memory = Memory::new(2 * MIB, 8 * MIB, &shared);
+            let memory = Memory::new(2 * MIB, &shared);
+            memory.may_borrow(8 * MIB);
             let own = memory.room(2 * MIB).await;
             let more = reactor::timeout(LOOK_EVERY, memory.room(2 * MIB)).await;
             assert!(more.is_ok() && shared.available() == 6 * MIB);
@@ -141,7 +153,8 @@ mod tests {
     fn nobody_has_more_than_he_may() {
         Reactor::simulated(2).block_on(async {
             let shared = Semaphore::new(64 * MIB);
-            let memory = Memory::new(MIB, 3 * MIB, &shared);
+            let memory = Memory::new(MIB, &shared);
+            memory.may_borrow(3 * MIB);
             let mut taken = Vec::new();
             while let Ok(room) = reactor::timeout(LOOK_EVERY, memory.room(MIB / 2)).await {
                 taken.push(room);

@@ -171,7 +171,9 @@ impl Subsystem {
         &self.0.nqn
     }
 
-    pub(crate) fn serial(&self) -> &str {
+    /// See [`Subsystem::new`].
+    #[must_use]
+    pub fn serial(&self) -> &str {
         &self.0.serial
     }
 

@@ -17,7 +17,7 @@ use levada_base::{Buf, BufMut, IoVec, IoVecMut};
 use levada_nvme::authentication::{Names, NotAuthenticated};
 use levada_nvme::fabrics::{
     ANY_CONTROLLER, Capabilities, Configuration, Connect, ConnectData, ControllerState, Property,
-    PropertyAccess, SUBSYSTEM_AT,
+    PropertyAccess, SUBSYSTEM_AT, Shutdown,
 };
 use levada_nvme::identify::{
     ControllerIdentity, Events, IDENTIFY_BYTES, Identify, listed_namespaces,
@@ -44,6 +44,8 @@ const TOO_MANY_CHANGED: u32 = u32::MAX;
 const KEEP_ALIVE_UNIT_MAX: Duration = Duration::from_secs(60);
 /// Before events are asked for again, if they were refused.
 const LISTEN_AGAIN_AFTER: Duration = Duration::from_secs(1);
+/// What an event is about is asked for so often.
+const PAGE_TRIES: u32 = 3;
 /// A look at whether the controller is ready, or has shut down.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// How long a shutdown in order may take before the connections are closed all the same.
@@ -83,11 +85,11 @@ pub enum ConnectError {
     NoSubsystem { subsystem: Nqn },
     /// It does not know the host, or not this way: without TLS, with another key of it.
     #[error(
-        "the target does not let host {host} in ({status}): it may know others (&host=NQN), or want TLS (&keys=FILE)"
+        "the target does not let host {host} in ({status}): it may know others (host=NQN), or want TLS (keys=FILE)"
     )]
     NotAdmitted { host: Nqn, status: Status },
     #[error(
-        "the target wants hosts to prove who they are: it takes a name and its secret, &host=NQN&keys=FILE"
+        "the target wants hosts to prove who they are: it takes a name and its secret (host=NQN, keys=FILE)"
     )]
     AuthenticationRequired,
     /// Not the TLS that comes before everything else, whose key both sides have been given.
@@ -116,6 +118,19 @@ pub enum ConnectError {
     /// It has to wait.
     #[error("{what}")]
     Unproven { what: &'static str },
+}
+
+impl ConnectError {
+    /// The target speaks TLS, and has another key or none for this host.
+    pub(super) fn is_of_keys(&self) -> bool {
+        matches!(self, Self::Io(error) if error.kind() == io::ErrorKind::PermissionDenied)
+    }
+
+    /// Before it has said anything.
+    pub(super) fn is_hang_up(&self) -> bool {
+        use io::ErrorKind::{ConnectionReset, UnexpectedEof};
+        matches!(self, Self::Io(error) if matches!(error.kind(), ConnectionReset | UnexpectedEof))
+    }
 }
 
 /// What takes many answers, each of which may come in time.
@@ -551,9 +566,23 @@ impl<S: ByteStream + 'static> Controller<S> {
                 page if page == LogPage::ChangedNamespaces as u8 => CHANGED_BYTES,
                 _ => EVENT_PAGE_BYTES,
             };
-            let read = controller.log_page(page, u32::MAX, 0, bytes).await;
+            let mut read = controller.log_page(page, u32::MAX, 0, bytes).await;
+            for _ in 1..PAGE_TRIES {
+                match &read {
+                    Err(ConnectError::Refused { status, .. }) if !status.do_not_retry => {}
+                    _ => break,
+                }
+                reactor::sleep(LISTEN_AGAIN_AFTER).await;
+                read = controller.log_page(page, u32::MAX, 0, bytes).await;
+            }
             if admin.end().is_some() {
                 return;
+            }
+            if matches!(read, Err(ConnectError::Refused { .. })) {
+                // Until it is read nothing is told any more. The next controller is told everything.
+                let subsystem = &controller.identity.subsystem;
+                tracing::warn!(%subsystem, page, "a target does not say what has changed, and is left");
+                return admin.close(QueueError::Closed).await;
             }
             if event == Some(Event::NamespacesChanged) {
                 let read = read.ok().and_then(|page| page.first_chunk().copied());
@@ -668,7 +697,11 @@ impl<S: ByteStream + 'static> Controller<S> {
         let shutting_down = async {
             let configuration = u64::from(Configuration::ENABLED.shut_down().0);
             admin.set(Property::Configuration, configuration).await?;
-            while !ControllerState::parse(admin.get(Property::Status).await? as u32).is_shut_down {
+            let state = async || {
+                let status = admin.get(Property::Status).await? as u32;
+                Ok::<_, ConnectError>(ControllerState::parse(status))
+            };
+            while state().await?.shutdown != Shutdown::Complete {
                 reactor::sleep(LOOK_EVERY).await;
             }
             Ok::<_, ConnectError>(())

@@ -12,7 +12,7 @@ use levada_base::sync::Notify;
 use levada_nvme::authentication::{Names, Secrets, Verifier};
 use levada_nvme::fabrics::{
     AuthenticationTransfer, CONNECT_BYTES, Capabilities, Configuration, Connect, ConnectData,
-    ControllerState, FabricsType, MUST_AUTHENTICATE, Property, PropertyAccess,
+    ControllerState, FabricsType, MUST_AUTHENTICATE, Property, PropertyAccess, Shutdown,
 };
 use levada_nvme::identify::{
     CommandLimits, ControllerIdentity, Events, IDENTIFY_BYTES, Identify, NamespaceIdentity,
@@ -522,7 +522,10 @@ impl Target {
                             ControllerState {
                                 is_ready: configuration.is_enabled(),
                                 has_failed: false,
-                                is_shut_down: configuration.is_shutting_down(),
+                                shutdown: match configuration.is_shutting_down() {
+                                    true => Shutdown::Complete,
+                                    false => Shutdown::None,
+                                },
                             }
                             .value(),
                         )),

@@ -172,6 +172,10 @@ fn messages_that_are_none_or_out_of_turn_end_the_attempt() {
         let endless = transfer(2 << 20).command(false, queue.new_id());
         let endless = endless.with_data(DataPointer::Transport { bytes: 2 << 20 });
         assert_eq!(queue.ask(endless, None).await.expect("told").0.status, invalid);
+        // No memory is held for what is not sent.
+        let large = transfer(1 << 20).command(true, queue.new_id());
+        let large = large.with_data(DataPointer::Transport { bytes: 1 << 20 });
+        assert_eq!(queue.ask(large, None).await.expect("not asked for it").0.status, invalid);
         let short = transfer(9).command(true, queue.new_id());
         let short = queue.ask(short, Some(&[0; 8])).await.expect("told").0.status;
         assert_eq!(short, Status::DATA_LENGTH_INVALID.and_do_not_retry());
@@ -189,6 +193,32 @@ fn messages_that_are_none_or_out_of_turn_end_the_attempt() {
     });
 }
 
+/// Who knows the names of a host and the number of its controller keeps none of its queues.
+#[test]
+fn who_has_proved_nothing_has_no_queue_of_another() {
+    run(async {
+        let party = party();
+        let secrets = "the secrets are right";
+        let (mut admin, controller) = party.queue((ANY_CONTROLLER, 0)).await;
+        prove(&mut admin, &mut party.prover()).await.expect(secrets);
+        let enabled = enable(&mut admin);
+        assert!(admin.ask(enabled, None).await.expect("answered").0.status.is_success());
+        let (mut stray, _) = party.queue((controller, 1)).await;
+        let queues = Command::new(AdminOpcode::SetFeatures as u8, admin.new_id(), 0);
+        let queues = queues.with_dword(10, 7).with_dword(11, 0);
+        assert!(admin.ask(queues, None).await.expect("answered").0.status.is_success());
+        let (mut own, _) = party.queue((controller, 1)).await;
+        prove(&mut own, &mut party.prover()).await.expect(secrets);
+        let asked = read(&mut own);
+        assert!(own.ask(asked, None).await.expect("answered").0.status.is_success());
+        // There is one queue of a number, however well the other one proves itself now.
+        prove(&mut stray, &mut party.prover()).await.expect(secrets);
+        assert!(matches!(stray.hear().await, Err(Ended::Gone)));
+        let asked = read(&mut own);
+        assert!(own.ask(asked, None).await.expect("answered").0.status.is_success());
+    });
+}
+
 /// What is asked for has to fit where it goes: more memory than that is not taken, and no connection falls over it.
 #[test]
 fn answers_fit_the_room_that_is_said() {
@@ -197,7 +227,7 @@ fn answers_fit_the_room_that_is_said() {
         let too_long = Status::DATA_LENGTH_INVALID.and_do_not_retry();
         let (mut queue, _) = party.queue((ANY_CONTROLLER, 0)).await;
         for room in [0, 4096] {
-            let more = transfer(1 << 20).command(false, queue.new_id());
+            let more = transfer(16 << 10).command(false, queue.new_id());
             let more = more.with_data(DataPointer::Transport { bytes: room });
             assert_eq!(queue.ask(more, None).await.expect("told").0.status, too_long);
         }

@@ -7,7 +7,7 @@ use levada_base::{Epoch, reactor};
 use levada_device::BlockError;
 use levada_export_nvmet::{AnaState, Claims, Health, Hosts, Loss, Subsystem, Target, Warnings};
 use levada_nvme::fabrics::{
-    ANY_CONTROLLER, Configuration, ControllerState, Property, PropertyAccess,
+    ANY_CONTROLLER, Configuration, ControllerState, Property, PropertyAccess, Shutdown,
 };
 use levada_nvme::identify::{
     ControllerIdentity, Events, Identify, NamespaceIdentity, listed_namespaces,
@@ -19,6 +19,7 @@ use levada_nvme::log::{
 };
 use levada_nvme::pdu::Digests;
 use levada_nvme::{AdminOpcode, Command, DISCOVERY_NQN, DataPointer, Feature, IoOpcode, Status};
+use levada_volume::VolumeError;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -696,6 +697,33 @@ fn queues_belong_to_their_controller() {
         drop(host);
         while served.target.controllers() > 0 {
             reactor::sleep(Duration::from_millis(5)).await;
+        }
+    });
+}
+
+/// A host that goes may take the power away once it is told that its controller is shut down.
+#[test]
+fn what_was_written_is_durable_once_a_controller_is_shut_down() {
+    run(async {
+        let served = Served::new(64);
+        for fails in [false, true] {
+            let mut host = served.host().await;
+            assert_eq!(host.write(0, &[1; 4096]).await, Status::SUCCESS);
+            served.memory.flushes.set(0);
+            let gone = VolumeError::Block(BlockError::Gone);
+            served.memory.fails.replace(fails.then_some(gone));
+            let shut_down = u64::from(Configuration::ENABLED.shut_down().0);
+            let id = host.admin.new_id();
+            let shut_down = PropertyAccess::set(Property::Configuration, shut_down, id);
+            assert!(host.admin.ask(shut_down, None).await.expect("told").0.status.is_success());
+            assert!(host.io.hear().await.is_err(), "its queues end");
+            reactor::sleep(Duration::from_millis(50)).await;
+            let id = host.admin.new_id();
+            let state = PropertyAccess::get(Property::Status, id);
+            let (state, _) = host.admin.ask(state, None).await.expect("told");
+            let state = ControllerState::parse(state.result as u32);
+            let expected = if fails { Shutdown::UnderWay } else { Shutdown::Complete };
+            assert_eq!((state.shutdown, served.memory.flushes.get()), (expected, 1));
         }
     });
 }
