@@ -52,6 +52,8 @@ pub struct Witness {
     pub blocks: Vec<u64>,
     /// The epoch of the last owner, by one of them. `None`: it is not what this owner has there.
     pub owner: Rc<OwnerOf>,
+    /// This owner is the last to have written them, so that an earlier one there is of another device, or of a copy.
+    pub is_there: bool,
 }
 
 /// What a block tells of the last owner.

@@ -263,7 +263,8 @@ impl Drive {
         };
         let blocks = vec![0, self.label().tail_at()];
         if !planted!("drive-label-not-heard") {
-            self.device.recognise_by(Some(Witness { blocks, owner: Rc::new(owner) }));
+            let witness = Witness { blocks, owner: Rc::new(owner), is_there: true };
+            self.device.recognise_by(Some(witness));
         }
         Ok(())
     }

@@ -30,9 +30,25 @@ pub enum TlsError {
     OpenSsl(ErrorStack),
 }
 
+impl TlsError {
+    /// The other side speaks TLS, and the two do not come together.
+    fn is_refusal(&self) -> bool {
+        match self {
+            Self::NoKey | Self::NoTls | Self::OpenSsl(_) => false,
+            Self::Unknown { .. } | Self::OtherKey { .. } | Self::KeyUnused => true,
+            Self::Refused { .. } => true,
+        }
+    }
+}
+
+/// `PermissionDenied`: it is a matter of keys.
 impl From<TlsError> for io::Error {
     fn from(error: TlsError) -> Self {
-        Self::new(io::ErrorKind::InvalidData, error)
+        let kind = match error.is_refusal() {
+            true => io::ErrorKind::PermissionDenied,
+            false => io::ErrorKind::InvalidData,
+        };
+        Self::new(kind, error)
     }
 }
 

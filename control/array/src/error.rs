@@ -28,7 +28,7 @@ pub enum ArrayError {
     Url { url: String, source: UrlError },
     /// Nothing would keep another process from writing there as well.
     #[error(
-        "{url}: the target has no reservations, by which the servers of an array are kept apart; where a command can take the          power of every other server, give that: --power-fence COMMAND"
+        "{url}: the target has no reservations, by which the servers of an array are kept apart; where a command can take the power of every other server, give that: --power-fence COMMAND"
     )]
     Unguarded { url: String },
     #[error(transparent)]

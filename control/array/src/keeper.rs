@@ -186,7 +186,7 @@ impl Keeper {
         // Of an owner that got no further a target may know, and no superblock.
         let mut last = recorded.order.0;
         for drive in &drives {
-            drive.store.belongs_to(recorded.uuid, drive.member);
+            drive.store.belongs_to(recorded.uuid, drive.member, false);
             last = last.max(drive.store.owner().await);
         }
         let epoch = last.next();
@@ -205,6 +205,13 @@ impl Keeper {
             }
         }
         let (array, report) = RaidArray::open(recorded.uuid, devices, epoch, opening.force).await?;
+        let is_written = |drive: &&Drive| {
+            let members = array.status().members;
+            members.iter().any(|m| m.uuid == drive.member && m.state != MemberState::Faulty)
+        };
+        for drive in drives.iter().filter(is_written) {
+            drive.store.belongs_to(recorded.uuid, drive.member, true);
+        }
         if !report.missing.is_empty() {
             tracing::warn!(
                 array = recorded.name,
@@ -675,7 +682,7 @@ impl Keeper {
     fn admitted(&self, new: &Path, store: Store, member: Uuid) {
         let mut drives = self.drives.borrow_mut();
         drives.retain(|drive| !drive.store.is(&store));
-        store.belongs_to(self.uuid(), member);
+        store.belongs_to(self.uuid(), member, true);
         drives.push(Drive { path: new.into(), store, member });
         self.changed.notify_all();
     }

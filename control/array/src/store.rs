@@ -140,8 +140,8 @@ impl Store {
         }
     }
 
-    /// From now on its superblocks say whether it is still `member` of `array`, and who the last owner was.
-    pub fn belongs_to(&self, array: Uuid, member: Uuid) {
+    /// From now on its superblocks say whether it is still `member` of `array`, and who the last owner was: this one, if `is_written`.
+    pub fn belongs_to(&self, array: Uuid, member: Uuid, is_written: bool) {
         let Self::Remote(namespace, _) = self else { return };
         let owner = move |block: &[u8]| {
             let (recorded, index) = Recorded::identify(block)?;
@@ -149,7 +149,8 @@ impl Store {
             its.filter(|_| recorded.uuid == array).map(|_| recorded.order.0)
         };
         let blocks = vec![0, Recorded::BYTES];
-        namespace.recognise_by(Some(Witness { blocks, owner: Rc::new(owner) }));
+        let witness = Witness { blocks, owner: Rc::new(owner), is_there: is_written };
+        namespace.recognise_by(Some(witness));
     }
 
     /// It is about to become another member.

@@ -193,7 +193,8 @@ impl Owner {
         *self.device.borrow_mut() = Some(Rc::clone(&device));
         // What nobody has marked yet is nobody's.
         let owner = |mark: &[u8]| Some(owner_of(mark).unwrap_or_default());
-        device.recognise_by(Some(Witness { blocks: vec![0], owner: Rc::new(owner) }));
+        let witness = |is_there| Some(Witness { blocks: vec![0], owner: Rc::new(owner), is_there });
+        device.recognise_by(witness(false));
         self.stage.set(Stage::Takes);
         scene.oracle.borrow_mut().tries(self.epoch);
         self.bounded("fence", device.fence(Epoch(self.epoch))).await?;
@@ -215,6 +216,7 @@ impl Owner {
         let marked = device.write(0, mark(self.epoch).into_vec(), Durability::Fua);
         self.bounded("write", marked).await?;
         self.has_marked.set(true);
+        device.recognise_by(witness(true));
         scene.oracle.borrow_mut().marks(self.epoch);
         // A target that forgets its reservations has made nobody an owner before.
         if !scene.shelf.keeps_reservations() {

@@ -31,8 +31,12 @@ use crate::{BlockError, Device, Witness};
 use levada_base::planted;
 use levada_base::reactor::{self, Instant};
 use levada_base::{Buf, BufMut, Epoch, IoVec, IoVecMut};
+use levada_nvme::REGISTRANTS_MAX;
 use levada_nvme::identify::OWN_MODEL;
-use levada_nvme::reservation::{PERSIST, Registrant, ReservationReport, ReservationRequest};
+use levada_nvme::reservation::{
+    EXTENDED_HEADER_BYTES, EXTENDED_REGISTRANT_BYTES, PERSIST, Registrant, ReservationReport,
+    ReservationRequest,
+};
 use levada_nvme::{Command, IoOpcode};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -40,7 +44,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 /// The report of so many hosts as there should never be, where a command may have as much.
-const REPORT_BYTES: u64 = 16 << 10;
+const REPORT_BYTES: u64 =
+    (EXTENDED_HEADER_BYTES + REGISTRANTS_MAX * EXTENDED_REGISTRANT_BYTES) as u64;
 /// Others may come in between so often.
 const TRIES: usize = 8;
 /// Before a target is asked again that could not say.
@@ -62,7 +67,7 @@ pub(crate) struct Ownership {
     witness: RefCell<Option<Witness>>,
     /// Keys of those before who were preempted and may still have something under way.
     unheard: RefCell<BTreeSet<u64>>,
-    /// Without reservations: its mark was seen at the drive.
+    /// Its mark was seen at the drive.
     pub is_mark_seen: Cell<bool>,
     /// Until then they may: nothing is read or written.
     quiet_until: Cell<Option<Instant>>,
@@ -98,10 +103,18 @@ impl Ownership {
         self.ours.get() != Epoch::default() && self.witness.borrow().is_some()
     }
 
+    /// It is that of `epoch`.
+    fn becomes(&self, epoch: Epoch) {
+        // What is there is the mark of the one before.
+        if self.ours.replace(epoch) != epoch {
+            self.is_mark_seen.set(false);
+        }
+    }
+
     pub fn recognise_by(&self, witness: Option<Witness>) {
-        *self.witness.borrow_mut() = witness;
         // That was another mark.
-        self.is_mark_seen.set(false);
+        self.is_mark_seen.set(witness.as_ref().is_some_and(|witness| witness.is_there));
+        *self.witness.borrow_mut() = witness;
     }
 
     /// Why nothing may be changed any more; `None`: nobody else is known to be the owner.
@@ -204,9 +217,7 @@ pub(super) async fn fence<N: Network>(
         return Err(BlockError::Fenced { ours: epoch, seen });
     }
     if !device.has_reservations() {
-        if owner.ours.replace(epoch) != epoch {
-            owner.is_mark_seen.set(false);
-        }
+        owner.becomes(epoch);
         return Ok(());
     }
     if epoch > EPOCH_MAX {
@@ -292,7 +303,7 @@ impl<N: Network> Paths<N> {
             let _turn = self.making_whole.acquire(1).await;
             match self.take_over(&controller, epoch).await {
                 Ok(()) => {
-                    self.owner.ours.set(epoch);
+                    self.owner.becomes(epoch);
                     self.owner.is_reserved.set(true);
                     for other in self.whole() {
                         if other.host_id != controller.host_id
@@ -488,7 +499,7 @@ impl<N: Network> Paths<N> {
                 claim @ (Claim::Ours | Claim::Nobody) => {
                     owner.is_in_doubt.set(true);
                     match self.witnessed(controller).await? {
-                        Some(seen) if seen == us.epoch => {}
+                        Some(seen) if seen == us.epoch => owner.is_mark_seen.set(true),
                         Some(seen) if seen > us.epoch => {
                             self.lose_to(seen);
                             return Ok(());
@@ -540,7 +551,9 @@ impl<N: Network> Paths<N> {
         let ours = self.owner.ours.get();
         match self.witnessed(controller).await? {
             Some(seen) if seen > ours => self.lose_to(seen),
-            Some(seen) if seen == ours || !self.owner.is_mark_seen.get() => {}
+            Some(seen) if seen == ours => self.owner.is_mark_seen.set(true),
+            // It has not been written yet.
+            Some(_) if !self.owner.is_mark_seen.get() => {}
             Some(_) | None => {
                 self.give_up("the target answers with another drive under the same name")
             }
@@ -591,12 +604,17 @@ impl<N: Network> Paths<N> {
         let report = self.report_over(controller).await?;
         let is_gone =
             |it: &&Registrant| self.opening.has(&it.host) && !self.has_connection(&it.host);
+        let mut cleared = Ok(());
         for gone in report.registrants.iter().filter(is_gone) {
-            if self.reserve(controller, us.preempt(gone.key)).await? {
-                self.unsettled.borrow().settled(gone.host);
+            match self.reserve(controller, us.preempt(gone.key)).await {
+                Ok(true) => self.unsettled.borrow().settled(gone.host),
+                Ok(false) => {}
+                // Others may go all the same: what is left grows with every connection that comes and goes.
+                Err(error @ ConnectError::Refused { .. }) => cleared = Err(error),
+                Err(error) => return Err(error),
             }
         }
-        Ok(())
+        cleared
     }
 
     pub(super) async fn report_over(

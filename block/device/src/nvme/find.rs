@@ -116,7 +116,12 @@ pub(super) async fn find_by<N: Network>(
         matches!(error, Io(_) | Silent { .. } | Ended { .. })
     };
     if asked.as_ref().is_err_and(is_unheard) && at.keys.is_some() && at.tls.is_none() {
-        asked = discover(clear, address, &own).await;
+        let in_the_clear = discover(clear, address, &own).await;
+        // Where it knows TLS and nothing else helps, the key is what is wrong.
+        let is_of_keys = asked.as_ref().is_err_and(ConnectError::is_of_keys);
+        if in_the_clear.is_ok() || !is_of_keys {
+            asked = in_the_clear;
+        }
     }
     let entries =
         asked.map_err(|source| NamespaceError::Connect { url: at.to_string(), source })?;

@@ -55,8 +55,6 @@ const LASTED: Duration = Duration::from_secs(5);
 const STEPS_MAX: u32 = 10;
 /// and a controller says that it takes no longer than that to become ready (CAP.TO).
 const READY_MAX: Duration = Duration::from_millis(500 * 255);
-/// The unit of the keep alive timeout of a target that is not there to be asked: the largest that is known (SPDK's).
-const KEEP_ALIVE_UNIT_MS_MAX: u32 = 10_000;
 
 /// How good a path is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -95,9 +93,13 @@ pub(super) struct Path<S> {
     damaged_at: Cell<Option<Instant>>,
     /// Whoever looks after the machines has been told that it is away: once, however often and for whatever reasons it is tried in vain.
     has_told_of_loss: Cell<bool>,
+    /// How good it was when that was told last, or found first.
+    was_told: Cell<Option<Standing>>,
     /// Since when it is connected and the namespace is not there.
     absent_since: Cell<Option<Instant>>,
     why: RefCell<Option<String>>,
+    /// It leads there, and waits for its turn to be made whole.
+    awaits_turn: Cell<bool>,
     /// It has been tried.
     was_tried: Cell<bool>,
     look: Notify,
@@ -122,6 +124,8 @@ pub(crate) struct Paths<N: Network> {
     pub(super) making_whole: Rc<Semaphore>,
     /// Counts how often the target may have lost what it had confirmed.
     pub(super) era: Cell<u64>,
+    /// The largest unit of the keep alive timeout of its controllers, those that are gone included.
+    unit_ms: Cell<u32>,
     /// When a path was given up for its silence.
     silent_at: Cell<Option<Instant>>,
     /// Counts how often the namespace was seen to be away from a controller.
@@ -130,6 +134,7 @@ pub(crate) struct Paths<N: Network> {
     pub(super) last_connection: Cell<u32>,
     /// What was confirmed may be lost, and cannot be written again.
     pub(super) has_lost: Cell<bool>,
+    given_up_for: Cell<&'static str>,
     /// Nobody uses it any more.
     is_ending: Cell<bool>,
     /// What goes on for as long as there are paths, whoever asked for it.
@@ -164,8 +169,10 @@ impl<N: Network> Paths<N> {
             has_told_of_damage: Cell::new(false),
             damaged_at: Cell::default(),
             has_told_of_loss: Cell::new(false),
+            was_told: Cell::default(),
             absent_since: Cell::default(),
             why: RefCell::default(),
+            awaits_turn: Cell::default(),
             was_tried: Cell::default(),
             look: Notify::default(),
         };
@@ -183,10 +190,12 @@ impl<N: Network> Paths<N> {
             unflushed: RefCell::default(),
             making_whole: Semaphore::new(1),
             era: Cell::default(),
+            unit_ms: Cell::default(),
             silent_at: Cell::default(),
             absences: Cell::default(),
             last_connection: Cell::default(),
             has_lost: Cell::default(),
+            given_up_for: Cell::default(),
             is_ending: Cell::default(),
             group: reactor::current_group(),
             owner: Ownership::default(),
@@ -301,7 +310,11 @@ impl<N: Network> Paths<N> {
                     self.is_down(path, why);
                 }
                 Err(error) => {
-                    let why = error.to_string();
+                    // A path that has been there needs no advice how to find it.
+                    let why = match path.was_told.get().is_some() && error.is_hang_up() {
+                        true => "the target hangs up at once".into(),
+                        false => error.to_string(),
+                    };
                     path.place.doubt();
                     self.tell_of_loss(path, &why);
                     self.is_down(path, why);
@@ -343,6 +356,20 @@ impl<N: Network> Paths<N> {
         }
     }
 
+    /// What its target says of a path that is connected: that it leads nowhere, or not as well as others.
+    fn tell_of_standing(&self, path: &Path<N::Stream>, why: Option<&str>) {
+        let (subsystem, namespace, address) = (&self.subsystem, self.number(), &path.place);
+        let standing = path.standing.get();
+        if standing == Standing::Unusable {
+            return self.tell_of_loss(path, why.unwrap_or("it is not reached"));
+        }
+        let before = path.was_told.replace(Some(standing));
+        if before.is_some_and(|before| before != standing) {
+            let is = if standing == Standing::Optimized { "optimized" } else { "non-optimized" };
+            tracing::info!(%subsystem, namespace, %address, is, "a path to a namespace is another now (ANA)");
+        }
+    }
+
     /// Of the namespace; 0 before it is known which one that is.
     fn number(&self) -> u32 {
         self.known.borrow().as_ref().map_or(self.namespace, |known| known.namespace)
@@ -355,6 +382,7 @@ impl<N: Network> Paths<N> {
         path.is_stray.set(false);
         path.has_told_of_damage.set(false);
         path.absent_since.set(None);
+        path.awaits_turn.set(false);
         path.was_tried.set(true);
         path.standing.set(Standing::Down);
         self.has_changed();
@@ -376,6 +404,7 @@ impl<N: Network> Paths<N> {
     pub(super) fn give_up(&self, why: &'static str) {
         if !self.has_lost.replace(true) {
             tracing::error!(subsystem = %self.subsystem, why, "the device is given up");
+            self.given_up_for.set(why);
         }
         self.unflushed.borrow_mut().clear();
         self.end();
@@ -411,6 +440,7 @@ impl<N: Network> Paths<N> {
     ) -> String {
         *path.controller.borrow_mut() = Some(Rc::clone(controller));
         path.standing.set(Standing::Unusable);
+        self.unit_ms.set(self.unit_ms.get().max(controller.identity.keep_alive_unit_ms));
         for queue in controller.queues() {
             let (paths, host_id) = (Rc::clone(self), controller.host_id);
             let may_end = move || paths.gives_up_silent(&host_id);
@@ -442,6 +472,7 @@ impl<N: Network> Paths<N> {
                 let endless = ConnectError::Endless { stage: Stage::Looking, limit };
                 let (standing, why) = looked.unwrap_or(Err(endless))?;
                 if standing > Standing::Unusable && !path.is_whole.get() {
+                    path.awaits_turn.set(true);
                     self.make_whole(controller).await?;
                     path.is_whole.set(absences == self.absences.get());
                 } else if told.owner {
@@ -454,6 +485,7 @@ impl<N: Network> Paths<N> {
                 Either::Left((Either::Right((why, _)), _)) => return why,
                 Either::Right(_) => return self.let_go(controller, over).await,
             };
+            path.awaits_turn.set(false);
             let is_absent = matches!(looked, Err(ConnectError::Absent { .. }));
             let since = path.absent_since.get().unwrap_or_else(reactor::now);
             path.absent_since.set(is_absent.then_some(since));
@@ -465,6 +497,7 @@ impl<N: Network> Paths<N> {
                         path.is_whole.set(false);
                     }
                     *path.why.borrow_mut() = why.map(str::to_owned);
+                    self.tell_of_standing(path, why);
                 }
                 Err(
                     error @ (ConnectError::Ended { .. }
@@ -529,7 +562,10 @@ impl<N: Network> Paths<N> {
     ) -> String {
         controller.shut_down().await;
         over.await;
-        if self.has_lost.get() { "given up" } else { "no longer needed" }.into()
+        match self.has_lost.get() {
+            true => format!("given up: {}", self.given_up_for.get()),
+            false => "no longer needed".into(),
+        }
     }
 
     pub(super) fn known(&self) -> Rc<Known> {
@@ -558,8 +594,8 @@ impl<N: Network> Paths<N> {
         self.paths.iter().any(|path| path.has_connection(host_id))
     }
 
-    /// Whether a connection whose queue is silent may be given up for that: there is a path that can be used besides, on which nobody waits in
-    /// vain, and that is not where one went that was given up so. Then it may be the drive, or what was asked of it.
+    /// Whether a connection whose queue is silent may be given up for that: there is a path that can be used besides, or could but for the
+    /// turn that this one has, on which nobody waits in vain, and that is not where one went that was given up so. Then it may be the drive, or what was asked of it.
     fn gives_up_silent(&self, host_id: &HostId) -> bool {
         let again = self.options.timing.long_command;
         if self.silent_at.get().is_some_and(|last| last.elapsed() < again) {
@@ -567,7 +603,8 @@ impl<N: Network> Paths<N> {
         }
         let leads_elsewhere = self.paths.iter().any(|path| {
             let controller = path.controller.borrow().clone();
-            (path.is_usable() || path.standing.get() == Standing::Reserve)
+            let waits = path.standing.get() == Standing::Reserve || path.awaits_turn.get();
+            (path.is_usable() || waits)
                 && controller.is_some_and(|it| {
                     it.host_id != *host_id && !it.queues().iter().any(|queue| queue.is_silent())
                 })
@@ -816,10 +853,7 @@ impl<N: Network> Paths<N> {
 
     /// How long what a host has sent may still be carried out once that is gone; see `unsettled`.
     pub fn settle(&self) -> Duration {
-        let unit_ms = self.best(None).map_or(KEEP_ALIVE_UNIT_MS_MAX, |(_, controller)| {
-            controller.identity.keep_alive_unit_ms
-        });
-        self.options.timing.settle(unit_ms)
+        self.options.timing.settle(self.unit_ms.get())
     }
 
     /// The page of health, of the namespace where each has its own, from any path.

@@ -185,7 +185,7 @@ async fn initialize<S: ByteStream>(
                 io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset
             ) =>
         {
-            let why = "the target hangs up before it says anything: it may speak no NVMe/TCP, or want TLS (&host=NQN&keys=FILE)";
+            let why = "the target hangs up before it says anything: it may speak no NVMe/TCP, or want TLS (host=NQN, keys=FILE)";
             return Err(io::Error::new(error.kind(), why).into());
         }
         common => common?,

@@ -121,9 +121,15 @@ fn a_page_that_arrives_damaged_leaves_its_path_usable() {
 /// A target that restarts shows another drive in the same place: names and sizes are those of the place.
 #[test]
 fn another_drive_under_the_same_name_is_not_taken_for_the_same() {
-    for (seed, has_reservations, keeps_reservations) in
-        [(1, true, true), (2, true, false), (3, false, false)]
-    {
+    // An older copy of the drive is as good as another one.
+    for (seed, has_reservations, keeps_reservations, found) in [
+        (1, true, true, 9),
+        (2, true, false, 9),
+        (3, false, false, 9),
+        (4, true, true, 6),
+        (5, true, false, 6),
+        (6, false, false, 6),
+    ] {
         run(seed, async {
             let mut target = Target::new();
             target.keeps_reservations = keeps_reservations;
@@ -133,19 +139,24 @@ fn another_drive_under_the_same_name_is_not_taken_for_the_same() {
             device.fence(Epoch(3)).await.expect("nobody's");
             write(&device, 0, &Buf::copy_of(&[7; 4096])).await.expect("ours");
             device.flush().await.expect("flushed");
-            let owner = |head: &[u8]| (head[0] == 7).then_some(Epoch(3));
-            device.recognise_by(Some(Witness { blocks: vec![0], owner: Rc::new(owner) }));
+            let owner = |head: &[u8]| match head[0] {
+                7 => Some(Epoch(3)),
+                6 => Some(Epoch(2)),
+                _ => None,
+            };
+            let (blocks, owner) = (vec![0], Rc::new(owner));
+            device.recognise_by(Some(Witness { blocks, owner, is_there: true }));
             write(&device, 8192, &pattern(1, 4096)).await.expect("ours");
             for path in paths {
                 net.down(path);
             }
             target.restart();
-            target.cached.replace(vec![9; (BLOCKS * BLOCK_BYTES) as usize]);
+            target.cached.replace(vec![found; (BLOCKS * BLOCK_BYTES) as usize]);
             for path in paths {
                 target.listen(&net, path);
             }
             assert_eq!(read(&device, 0, 4096).await, Err(BlockError::Gone));
-            assert!(target.cached.borrow().iter().all(|byte| *byte == 9), "nothing is written");
+            assert!(target.cached.borrow().iter().all(|byte| *byte == found), "nothing is written");
         });
     }
 }
@@ -158,7 +169,7 @@ fn a_later_owner_is_recognised_where_there_are_no_reservations() {
         target.optional.remove(OptionalCommands::RESERVATIONS);
         let (net, target, paths) = two_paths(target);
         let owner = |head: &[u8]| Some(Epoch(u64::from(head[0])));
-        let witness = || Some(Witness { blocks: vec![0], owner: Rc::new(owner) });
+        let witness = || Some(Witness { blocks: vec![0], owner: Rc::new(owner), is_there: false });
         let first = open(&net, &paths[..1]).await;
         first.fence(Epoch(1)).await.expect("nobody's");
         first.recognise_by(witness());

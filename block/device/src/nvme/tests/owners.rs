@@ -22,7 +22,7 @@ const MARK_BYTES: usize = 4096;
 
 pub(super) fn witness() -> Witness {
     let owner = |bytes: &[u8]| Some(Epoch(u64::from(bytes[0]))).filter(|epoch| epoch.0 < 100);
-    Witness { blocks: vec![0], owner: Rc::new(owner) }
+    Witness { blocks: vec![0], owner: Rc::new(owner), is_there: false }
 }
 
 pub(super) fn mark(epoch: u8) -> levada_base::Buf {

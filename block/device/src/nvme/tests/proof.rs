@@ -69,7 +69,7 @@ fn who_is_not_believed_says_why_on_either_side() {
         let secrets = Secrets { host: secret(1), controller: Some(secret(2)) };
         let (net, _target) = asking(Some(secrets));
         let why = refused(&net, options()).await;
-        assert!(why.contains("&host=NQN&keys=FILE"), "{why}");
+        assert!(why.contains("host=NQN, keys=FILE"), "{why}");
         let why = refused(&net, knowing(7, None)).await;
         assert!(why.contains("it does not know the secret"), "{why}");
         let why = refused(&net, knowing(1, Some(7))).await;
