@@ -59,27 +59,51 @@ fn ask(enclosure: &SoughtEnclosure, told: &mut Vec<String>) -> Result<FoundEnclo
     let (url, unheard_of) = as_written(&enclosure.url, url.parse()?);
     let is_usable = |drive: &&FoundDrive| drive.is_usable(enclosure.has_power_fence);
     let (usable, others): (Vec<_>, Vec<_>) = drives.iter().partition(is_usable);
-    let numbers = |drives: Vec<&FoundDrive>| -> Vec<u32> {
-        drives.into_iter().map(|drive| drive.namespace).collect()
+    let numbers = |drives: &[&FoundDrive]| -> Vec<u32> {
+        drives.iter().map(|drive| drive.namespace).collect()
     };
-    let (namespaces, left_out) = (numbers(usable), numbers(others));
-    let why = "without reservations, read-only, or of blocks that cannot be used";
+    let namespaces = numbers(&usable);
     if namespaces.is_empty() {
-        bail!("no drive of {url} can be used: {} are {why}", left_out.len());
+        bail!("{url} has no drive that can be used{}", left_out(&others));
     }
     let (name, drives) = (&enclosure.name, of_numbers(&namespaces).join(", "));
     let mut line = format!(
         "enclosure {name}: {} drives found at {url}, namespaces {drives}",
         namespaces.len()
     );
-    if !left_out.is_empty() {
-        line += &format!("; left out, as {why}: {}", of_numbers(&left_out).join(", "));
-    }
+    line += &left_out(&others);
     if !unheard_of.is_empty() {
         line += &format!("; its target does not tell of {}", unheard_of.join(", "));
     }
     told.push(line);
     Ok(FoundEnclosure { url: url.to_string(), namespaces })
+}
+
+/// Namespaces that cannot be drives, each kind with what is the matter; nothing where there are none.
+fn left_out(drives: &[&FoundDrive]) -> String {
+    let kinds = [
+        ("blocks that cannot be used", ""),
+        ("read-only", ""),
+        (
+            "no reservations",
+            "; where a command can take the power of every other server, `power_fence` in [cluster] makes up for that",
+        ),
+    ];
+    let kind_of = |drive: &FoundDrive| match drive {
+        FoundDrive { bytes: 0, .. } => 0,
+        FoundDrive { is_read_only: true, .. } => 1,
+        FoundDrive { .. } => 2,
+    };
+    let told = kinds.iter().enumerate().filter_map(|(kind, (what, helps))| {
+        let numbers: Vec<u32> = drives
+            .iter()
+            .filter(|drive| kind_of(drive) == kind)
+            .map(|drive| drive.namespace)
+            .collect();
+        let names = of_numbers(&numbers).join(", ");
+        (!numbers.is_empty()).then(|| format!("; left out: namespaces {names} ({what}){helps}"))
+    });
+    told.collect()
 }
 
 /// The URL that was found, with its addresses as `written` has them; and those written there of which nobody has told.

@@ -1,4 +1,4 @@
-//! `levada enclosure`: drives over NVMe/TCP, simulated, and what goes wrong with them, on command.
+//! `levada enclosure`: finds drives over NVMe/TCP; serves simulated ones, and has things go wrong with them on command.
 
 use crate::network::NetworkArgs;
 use crate::out::say;
@@ -21,11 +21,11 @@ const SLOW: &str = "Milliseconds, up to an hour: 3600000";
 
 #[derive(Subcommand)]
 pub enum EnclosureCommand {
-    /// Serve one in the foreground, until told to stop
+    /// Serve one, simulated, in the foreground, until told to stop
     Serve(ServeArgs),
     /// List the drives that there are at a network address, with what a cluster file says of them
     Find(FindArgs),
-    /// Bays, paths, hosts and power
+    /// Power, paths, and what is in each bay of a simulated one
     Show {
         name: String,
         /// As JSON
@@ -64,7 +64,7 @@ pub enum EnclosureCommand {
 
 #[derive(Args)]
 pub struct FindArgs {
-    /// Of a discovery controller, which NVMe/TCP targets mostly have: HOST[:PORT], port 4420 unless given (others have it at 8009)
+    /// Of a discovery controller, which NVMe/TCP targets mostly have: HOST[:PORT], port 4420 unless given (others have it at 8009); nvme+tcp:// before it may stay
     address: String,
     /// Ask as this host, where only some may
     #[arg(long, value_name = "NQN")]
@@ -307,24 +307,28 @@ fn show(status: &EnclosureStatus) {
         say!("  path {}  {}  {}, {}", path.number, path.address, path.state, path.ana);
     }
     for bay in &status.bays {
-        let drive = match bay.has_drive {
-            true => {
-                let slow = match bay.slow_by_ms {
+        let drive = match &bay.drive {
+            Some(drive) => {
+                let slow = match drive.slow_by_ms {
                     0 => String::new(),
                     ms => format!(", slow by {ms} ms"),
                 };
-                format!("{}{slow}, {}", bytes(bay.size_bytes), health_text(&bay.health))
+                format!("{}{slow}, {}", bytes(drive.size_bytes), health_text(&drive.health))
             }
-            false => "empty".into(),
+            None => "empty".into(),
         };
         say!("  bay {:>3}  {drive}", bay.bay);
     }
 }
 
 fn health_text(health: &DriveHealth) -> String {
-    let DriveHealth { celsius, used_percent, spare_percent, media_errors, written_bytes } = health;
+    let DriveHealth { warnings, celsius, used_percent, spare_percent, media_errors, .. } = health;
+    let warns = match &warnings[..] {
+        [] => String::new(),
+        of => format!("; it warns: {}", of.join(", ")),
+    };
     format!(
-        "{} written, {used_percent} % used, {spare_percent} % spare, {celsius} °C, {media_errors} media errors",
-        bytes(*written_bytes)
+        "{} written, {used_percent} % used, {spare_percent} % spare, {celsius} °C, {media_errors} media errors{warns}",
+        bytes(health.written_bytes)
     )
 }

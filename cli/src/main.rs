@@ -24,6 +24,7 @@ mod volume;
 mod work;
 
 use clap::{Parser, Subcommand};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -69,7 +70,7 @@ enum Command {
     /// Fail, replace and add drives
     #[command(subcommand)]
     Drive(drive::DriveCommand),
-    /// Arrays on their own, over files or block devices, without a cluster
+    /// Arrays on their own, over files, block devices or drives on the network, without a cluster
     #[command(subcommand)]
     Array(array::ArrayCommand),
     /// Drives over NVMe/TCP, simulated: pulled drives, lost paths, cut power, on command
@@ -104,8 +105,15 @@ enum Command {
     GuardMount { mount: u32 },
 }
 
+/// Each connection takes a descriptor, of which the usual limit (1,024) is for programs that use select(2). What cannot be had is not there.
+fn raise_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
+    raise_descriptors();
     let file = cli.file.as_deref();
     let result = match &cli.command {
         Command::Up(args) => up::up(file, args),

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use levada_base::reactor::Reactor;
 use levada_node::assembly::{AssemblyError, Tuning};
-use levada_node::outlook::{Outlook, outlook};
+use levada_node::outlook::{Outlook, Reduced, outlook};
 use levada_node::state::{Phase, RunningNode};
 use levada_node::{DeadPath, FileDrives, Placed, dead_paths};
 use levada_spec::{ArraySpec, ClusterFile, EnclosureSpec, Level, Loaded, Required};
@@ -120,14 +120,8 @@ fn array_text(cluster: &ClusterFile, array: &ArraySpec) -> String {
 /// What is asked for has to be so where members sit by now, not only where the file would deal them.
 fn refuse_less_than_asked(cluster: &ClusterFile, displaced: &[Placed]) -> Result<()> {
     for placed in displaced {
-        let of_array = cluster.array(&placed.array).and_then(|array| array.required.enclosures);
-        let of_systems = cluster
-            .filesystems
-            .iter()
-            .filter(|fs| [&fs.data, &fs.metadata].contains(&&placed.array))
-            .filter_map(|fs| fs.required.enclosures);
-        let asked = of_array.into_iter().chain(of_systems).max().unwrap_or(0);
-        if (placed.borne as u64) < u64::from(asked) {
+        let asked = required_of(cluster, &placed.array, |required| required.enclosures);
+        if (placed.borne as u64) < asked {
             bail!(
                 "array {} survives the loss of {} of its enclosures where its drives sit now; at least {asked} is asked for",
                 placed.array,
@@ -160,8 +154,68 @@ pub fn foresee(loaded: &Loaded) -> Result<()> {
                 missing.iter().map(|(drive, why)| format!("drive {drive} is not there: {why}"));
             bail!("{}", why.collect::<Vec<_>>().join("; "))
         }
+        Outlook::Refused { missing, why } => {
+            say_missing(&missing);
+            bail!("{why}")
+        }
         Outlook::New { .. } | Outlook::Exists { .. } => Ok(()),
     }
+}
+
+fn say_missing(missing: &[(String, String)]) {
+    for (drive, why) in missing {
+        say!("  drive {drive} is not there: {why}");
+    }
+}
+
+/// What arrays bear now that some of their drives are not there, and of what more is asked for.
+fn say_reduced(cluster: &ClusterFile, reduced: &[Reduced]) {
+    for Reduced { array, drives } in reduced {
+        let bears = match drives {
+            0 => "no further loss".to_owned(),
+            1 => "the loss of any 1 drive".to_owned(),
+            drives => format!("the loss of any {drives} drives"),
+        };
+        let asked = required_of(cluster, array, |required| required.drives);
+        let less = match asked > *drives as u64 {
+            true => format!("; at least {asked} is asked for"),
+            false => String::new(),
+        };
+        say!("  ! array {array} survives {bears} now{less}");
+    }
+}
+
+/// Enclosures with fewer paths now than are asked for.
+fn say_cut_off(cluster: &ClusterFile, dead: &[DeadPath]) {
+    for enclosure in &cluster.enclosures {
+        let Some(url) = &enclosure.url else { continue };
+        let lost = dead.iter().filter(|path| path.enclosure == enclosure.name).count();
+        let borne = url.addresses().len().saturating_sub(lost + 1);
+        let of_arrays = cluster.arrays.iter().filter(|array| {
+            array.drives.iter().any(|drive| {
+                cluster.drive(drive).is_some_and(|drive| drive.enclosure == enclosure.name)
+            })
+        });
+        let asked = of_arrays
+            .map(|array| required_of(cluster, &array.name, |required| required.paths))
+            .max()
+            .unwrap_or(0);
+        if lost > 0 && asked > borne as u64 {
+            say!(
+                "  ! enclosure {} survives the loss of {borne} of its paths now; at least {asked} is asked for",
+                enclosure.name
+            );
+        }
+    }
+}
+
+/// The most of something that the array and its file systems are to survive.
+fn required_of(cluster: &ClusterFile, array: &str, of: impl Fn(&Required) -> Option<u32>) -> u64 {
+    let of_array = cluster.array(array).and_then(|array| of(&array.required));
+    let over_it =
+        cluster.filesystems.iter().filter(|fs| [&*fs.data, &*fs.metadata].contains(&array));
+    let of_systems = over_it.filter_map(|fs| of(&fs.required));
+    of_array.into_iter().chain(of_systems).max().unwrap_or(0).into()
 }
 
 /// What the drives carry, beside what the file says.
@@ -176,19 +230,28 @@ fn compare(loaded: &Loaded) -> Result<()> {
         return Ok(());
     }
     let (outlook, dead) = look(loaded, async || dead_paths(&loaded.cluster).await)?;
-    let (missing, displaced) =
-        match outlook.map_err(|error| anyhow!("`levada up` would refuse this: {error}"))? {
-            Outlook::New { missing } => (missing, None),
-            Outlook::Exists { missing, displaced } => (missing, Some(displaced)),
-        };
-    for placed in displaced.iter().flatten() {
-        say!("  ! {placed}");
-    }
-    for (drive, why) in &missing {
-        say!("  drive {drive} is not there: {why}");
-    }
     for DeadPath { enclosure, address, why } in &dead {
         say!("  path {address} of enclosure {enclosure} does not lead to its drives: {why}");
+    }
+    say_cut_off(&loaded.cluster, &dead);
+    let would_refuse = |why: String| anyhow!("`levada up` would refuse this: {why}");
+    let (missing, displaced) = match outlook.map_err(|error| would_refuse(error.to_string()))? {
+        Outlook::New { missing } => {
+            say_missing(&missing);
+            (missing, None)
+        }
+        Outlook::Exists { missing, reduced, displaced } => {
+            say_missing(&missing);
+            say_reduced(&loaded.cluster, &reduced);
+            (missing, Some(displaced))
+        }
+        Outlook::Refused { missing, why } => {
+            say_missing(&missing);
+            return Err(would_refuse(why));
+        }
+    };
+    for placed in displaced.iter().flatten() {
+        say!("  ! {placed}");
     }
     refuse_less_than_asked(&loaded.cluster, displaced.as_deref().unwrap_or_default())?;
     match (displaced.is_none(), missing.len()) {

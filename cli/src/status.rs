@@ -228,26 +228,38 @@ fn draw(status: &Status, leaving: &[String], out: &mut String) -> std::fmt::Resu
 
 /// Enclosures on the network: how many of their drives each path leads to.
 fn draw_enclosures(status: &Status, out: &mut String) -> std::fmt::Result {
-    let mut enclosures: BTreeMap<&str, BTreeMap<&str, (usize, usize)>> = BTreeMap::new();
+    #[derive(Default)]
+    struct Led {
+        usable: usize,
+        non_optimized: usize,
+        all: usize,
+    }
+    let mut enclosures: BTreeMap<&str, BTreeMap<&str, Led>> = BTreeMap::new();
     for drive in &status.drives {
         for path in &drive.paths {
             let paths = enclosures.entry(&drive.enclosure).or_default();
-            let (usable, all) = paths.entry(&path.address).or_default();
-            *usable += usize::from(path.is_usable());
-            *all += 1;
+            let led = paths.entry(&path.address).or_default();
+            led.usable += usize::from(path.is_usable());
+            led.non_optimized += usize::from(path.state == "non-optimized");
+            led.all += 1;
         }
     }
     if !enclosures.is_empty() {
         writeln!(out, "\nenclosures on the network")?;
     }
     for (enclosure, paths) in enclosures {
-        for (address, (usable, all)) in paths {
+        for (address, Led { usable, non_optimized, all }) in paths {
             let state = match usable {
                 0 => "down",
                 some if some == all => "up",
                 _ => "partly up",
             };
-            writeln!(out, "  {enclosure:<8} {state:<12} {address}, to {usable} of {all} drives")?;
+            write!(out, "  {enclosure:<8} {state:<12} {address}, to {usable} of {all} drives")?;
+            match non_optimized {
+                0 => writeln!(out)?,
+                some if some == usable => writeln!(out, ", non-optimized")?,
+                some => writeln!(out, ", {some} of them non-optimized")?,
+            }
         }
     }
     Ok(())

@@ -41,7 +41,9 @@ pub enum DriveError {
     #[error("the two ends of the drive are labelled as different drives: {head} and {tail}")]
     TwoDrives { head: Uuid, tail: Uuid },
     /// The device became smaller than its label says.
-    #[error("the drive had {labelled_bytes} bytes when it was formatted, now {capacity_bytes}")]
+    #[error(
+        "the drive had {labelled_bytes} bytes when it was formatted, now {capacity_bytes}: one of at least as many has to come in its place"
+    )]
     Shrunk { capacity_bytes: u64, labelled_bytes: u64 },
 }
 

@@ -1,4 +1,4 @@
-//! `array`: arrays on their own, over files or block devices, without a cluster (docs/array.md).
+//! `array`: arrays on their own, over files, block devices or drives on the network, without a cluster (docs/array.md).
 
 mod show;
 mod work;

@@ -140,7 +140,11 @@ impl Bay {
     }
 
     pub fn power_on(&self) {
-        if let Some(cache) = self.cache.as_ref().filter(|_| self.is_in.get()) {
+        if !self.is_in.get() {
+            return;
+        }
+        self.wear.set(self.wear.get().after_power_on());
+        if let Some(cache) = &self.cache {
             cache.power_on();
         }
     }

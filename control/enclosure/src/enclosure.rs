@@ -5,7 +5,9 @@ use crate::request::{Order, PathOrder, Refusal};
 use futures_util::future::join_all;
 use levada_base::reactor;
 use levada_base::sync::Semaphore;
-use levada_export_nvmet::{AnaState, Health, ListenError, Passage, Path, Subsystem, Target};
+use levada_export_nvmet::{
+    AnaState, FIRMWARE, Health, ListenError, MODEL, Passage, Path, Subsystem, Target,
+};
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -18,6 +20,10 @@ pub struct EnclosureStatus {
     pub name: String,
     /// The name of its subsystem.
     pub subsystem: String,
+    /// As its hosts are told (Identify Controller).
+    pub serial: String,
+    pub model: String,
+    pub firmware: String,
     pub has_power: bool,
     /// Of hosts that are connected: one for each path by which a host has come.
     pub controllers: usize,
@@ -42,27 +48,51 @@ pub struct BayStatus {
     /// Also the number of its namespace.
     pub bay: u32,
     pub has_drive: bool,
-    /// Of its namespace (NGUID), in hexadecimal digits, whichever drive is in.
-    #[serde(default)]
+    pub state: BayState,
+    /// `None`: the bay is empty.
+    pub drive: Option<DriveStatus>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BayState {
+    Empty,
+    /// Without power.
+    Off,
+    Ok,
+    /// Its drive warns.
+    Warning,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DriveStatus {
+    /// Of its namespace (NGUID), in hexadecimal digits: it goes with the drive.
     pub guid: String,
     pub size_bytes: u64,
     /// Every request takes so much longer, by order.
-    #[serde(default)]
     pub slow_by_ms: u64,
-    /// Also of a drive that is pulled.
     pub health: DriveHealth,
 }
 
 /// What a drive says of itself to hosts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriveHealth {
+    /// What it warns of: `spare`, `temperature`.
+    pub warnings: Vec<String>,
     pub celsius: i32,
     /// Of its endurance; 255: that and more.
     pub used_percent: u8,
     pub spare_percent: u8,
+    /// Less is too little.
+    pub spare_least_percent: u8,
     pub media_errors: u64,
-    /// In whole units of 512,000 bytes.
+    /// In whole units of 512,000 bytes, as is what was written.
+    pub read_bytes: u64,
     pub written_bytes: u64,
+    pub reads: u64,
+    pub writes: u64,
+    pub power_cycles: u64,
+    pub unsafe_shutdowns: u64,
 }
 
 struct Way {
@@ -119,22 +149,36 @@ impl Enclosure {
             },
             ana: way.path.state(),
         });
-        let bays = self.bays.iter().map(|bay| BayStatus {
-            bay: bay.number,
-            has_drive: bay.is_in.get(),
-            guid: format!("{:032x}", bay.guid),
-            size_bytes: bay.size_bytes(),
-            slow_by_ms: bay.slowness().as_millis() as u64,
-            health: DriveHealth::of(&bay.health()),
-        });
+        let bays = self.bays.iter().map(|bay| self.bay_status(bay));
         EnclosureStatus {
             name: self.name.clone(),
             subsystem: self.subsystem.nqn().to_string(),
+            serial: self.subsystem.serial().into(),
+            model: MODEL.into(),
+            firmware: FIRMWARE.into(),
             has_power: self.has_power.get(),
             controllers: self.subsystem.controllers(),
             paths: paths.collect(),
             bays: bays.collect(),
         }
+    }
+
+    fn bay_status(&self, bay: &Bay) -> BayStatus {
+        let has_drive = bay.is_in.get();
+        let health = bay.health();
+        let state = match (has_drive, self.has_power.get()) {
+            (false, _) => BayState::Empty,
+            (true, false) => BayState::Off,
+            (true, true) if health.warnings.is_empty() => BayState::Ok,
+            (true, true) => BayState::Warning,
+        };
+        let drive = has_drive.then(|| DriveStatus {
+            guid: format!("{:032x}", bay.guid),
+            size_bytes: bay.size_bytes(),
+            slow_by_ms: bay.slowness().as_millis() as u64,
+            health: DriveHealth::of(&health),
+        });
+        BayStatus { bay: bay.number, has_drive, state, drive }
     }
 
     /// Carries an order out.
@@ -255,11 +299,18 @@ impl DriveHealth {
     fn of(health: &Health) -> Self {
         let plain = |count: u128| u64::try_from(count).unwrap_or(u64::MAX);
         Self {
+            warnings: health.warnings.iter_names().map(|(name, _)| name.to_lowercase()).collect(),
             celsius: health.celsius().unwrap_or_default(),
             used_percent: health.used_percent,
             spare_percent: health.spare_percent,
+            spare_least_percent: health.spare_threshold_percent,
             media_errors: plain(health.media_errors),
+            read_bytes: plain(health.read_units.saturating_mul(Health::UNIT_BYTES)),
             written_bytes: plain(health.written_units.saturating_mul(Health::UNIT_BYTES)),
+            reads: plain(health.reads),
+            writes: plain(health.writes),
+            power_cycles: plain(health.power_cycles),
+            unsafe_shutdowns: plain(health.unsafe_shutdowns),
         }
     }
 }

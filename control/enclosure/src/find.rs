@@ -59,7 +59,7 @@ impl FoundDrive {
     }
 }
 
-/// Asks at `address` (`HOST[:PORT]`, port 4420 unless given), as `host`, with the secrets and keys of the file `keys`.
+/// Asks at `address` (`HOST[:PORT]`, port 4420 unless given, also as a URL of that), as `host`, with the secrets and keys of the file `keys`.
 ///
 /// # Errors
 ///
@@ -80,6 +80,7 @@ pub fn find(
     {
         return Err(FindError::KeysName { keys: keys.to_owned() });
     }
+    let address = address.strip_prefix("nvme+tcp://").unwrap_or(address).trim_end_matches('/');
     find_at(&NvmeUrl { host: host.cloned(), keys, ..NvmeUrl::discovery(address)? })
 }
 

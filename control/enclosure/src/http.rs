@@ -53,7 +53,7 @@ async fn answer(stream: &Stream, enclosure: &Enclosure) -> io::Result<()> {
                 break (request.method == Some("HEAD"), answer_to(&request, enclosure));
             }
             Ok(httparse::Status::Partial) if bytes > 0 && head.len() < HEAD_BYTES_MAX => {}
-            _ => break (false, ("400 Bad Request", "{}".to_owned())),
+            _ => break (false, ("400 Bad Request", wrong("no request of HTTP, or a long one"))),
         }
     };
     let text = format!(
@@ -67,12 +67,34 @@ async fn answer(stream: &Stream, enclosure: &Enclosure) -> io::Result<()> {
 fn answer_to(request: &httparse::Request<'_, '_>, enclosure: &Enclosure) -> (&'static str, String) {
     let status = enclosure.status();
     let path = request.path.and_then(|path| path.split('?').next());
-    let body = match (request.method, path) {
-        (Some("GET" | "HEAD"), Some("/")) => serde_json::to_string(&status),
-        (Some("GET" | "HEAD"), Some("/bays")) => serde_json::to_string(&status.bays),
-        (Some("GET" | "HEAD"), _) => return ("404 Not Found", "{}".into()),
-        _ => return ("405 Method Not Allowed", "{}".into()),
+    if !matches!(request.method, Some("GET" | "HEAD")) {
+        return (
+            "405 Method Not Allowed",
+            wrong("it is only looked at here; `levada enclosure` orders"),
+        );
+    }
+    let bay = |number: &str| {
+        let number: u32 = number.parse().ok()?;
+        status.bays.iter().find(|bay| bay.bay == number)
+    };
+    let body = match path {
+        Some("/") => serde_json::to_string(&status),
+        Some("/bays") => serde_json::to_string(&status.bays),
+        Some(path) => match path.strip_prefix("/bays/").and_then(bay) {
+            Some(bay) => serde_json::to_string(bay),
+            None => {
+                return (
+                    "404 Not Found",
+                    wrong("there are /, /bays and, of each bay, /bays/NUMBER"),
+                );
+            }
+        },
+        None => return ("400 Bad Request", wrong("no path")),
     };
     // Plain numbers and texts.
     ("200 OK", body.unwrap_or_default())
+}
+
+fn wrong(why: &str) -> String {
+    serde_json::json!({ "error": why }).to_string()
 }

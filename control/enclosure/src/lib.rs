@@ -26,7 +26,9 @@ mod request;
 mod run;
 mod wear;
 
-pub use enclosure::{BayStatus, DriveHealth, Enclosure, EnclosureStatus, PathStatus};
+pub use enclosure::{
+    BayState, BayStatus, DriveHealth, DriveStatus, Enclosure, EnclosureStatus, PathStatus,
+};
 pub use find::{FindError, Found, FoundDrive, find, find_at};
 pub use levada_device::DriveModel;
 pub use plan::{EnclosureError, Media, Plan};

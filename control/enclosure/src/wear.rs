@@ -32,6 +32,7 @@ pub(crate) struct Wear {
     spare_percent: u8,
     celsius: i16,
     media_errors: u64,
+    power_cycles: u64,
     power_cuts: u64,
 }
 
@@ -45,6 +46,7 @@ impl Wear {
             spare_percent: 100,
             celsius: CELSIUS,
             media_errors: 0,
+            power_cycles: 1,
             power_cuts: 0,
         }
     }
@@ -65,6 +67,11 @@ impl Wear {
     #[must_use]
     pub fn after_power_cut(self) -> Self {
         Self { power_cuts: self.power_cuts + 1, ..self }
+    }
+
+    #[must_use]
+    pub fn after_power_on(self) -> Self {
+        Self { power_cycles: self.power_cycles + 1, ..self }
     }
 
     /// The page of a drive that is so worn and has moved so much.
@@ -90,6 +97,7 @@ impl Wear {
             written_units: units(moved.written_bytes),
             reads: moved.reads.into(),
             writes: moved.writes.into(),
+            power_cycles: self.power_cycles.into(),
             unsafe_shutdowns: self.power_cuts.into(),
             media_errors: self.media_errors.into(),
             ..Health::default()
@@ -125,9 +133,12 @@ mod tests {
     #[test]
     fn a_page_warns_of_what_it_says() {
         let wear = Wear::none(None);
-        let says = |change| wear.after(change, 0).after_power_cut().health(Moved::default());
+        let says = |change| {
+            wear.after(change, 0).after_power_cut().after_power_on().health(Moved::default())
+        };
         let spare = says(WearChange { spare_percent: Some(9), ..WearChange::default() });
         assert_eq!((spare.warnings, spare.unsafe_shutdowns), (Warnings::SPARE, 1));
+        assert_eq!(spare.power_cycles, 2);
         let enough = says(WearChange { spare_percent: Some(10), ..WearChange::default() });
         assert_eq!(enough.warnings, Warnings::empty());
         let hot = says(WearChange { celsius: Some(70), ..WearChange::default() });

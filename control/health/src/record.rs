@@ -18,6 +18,9 @@ const USED_UP_PERCENT: u8 = 100;
 pub struct DriveHealth {
     /// What is the matter: `read-only`, `unreliable`, `backup`, `low-spare`, `used-up`, `worn`, `media-errors`, `temperature`.
     pub complaints: Vec<String>,
+    /// What it warns of, in the bits of its page (Base, 5.14.1.2).
+    #[serde(default)]
+    pub critical_warning: u8,
     pub celsius: Option<i32>,
     pub spare_percent: u8,
     /// Less is too little, as the drive says.
@@ -26,10 +29,24 @@ pub struct DriveHealth {
     pub used_percent: u8,
     pub read_bytes: u64,
     pub written_bytes: u64,
+    #[serde(default)]
+    pub reads: u64,
+    #[serde(default)]
+    pub writes: u64,
+    #[serde(default)]
+    pub busy_minutes: u64,
+    #[serde(default)]
+    pub power_cycles: u64,
     pub power_on_hours: u64,
     pub unsafe_shutdowns: u64,
     pub media_errors: u64,
     pub error_entries: u64,
+    /// Above the temperature at which it warns,
+    #[serde(default)]
+    pub warm_minutes: u32,
+    /// and above that at which it may fail.
+    #[serde(default)]
+    pub hot_minutes: u32,
 }
 
 /// What is the matter with a drive.
@@ -166,16 +183,23 @@ impl Record {
         let bytes = |units: u128| plain(units.saturating_mul(HealthPage::UNIT_BYTES));
         DriveHealth {
             complaints: self.complaints.iter().map(|one| one.name().into()).collect(),
+            critical_warning: page.warnings.bits(),
             celsius: page.celsius(),
             spare_percent: page.spare_percent,
             spare_least_percent: page.spare_threshold_percent,
             used_percent: page.used_percent,
             read_bytes: bytes(page.read_units),
             written_bytes: bytes(page.written_units),
+            reads: plain(page.reads),
+            writes: plain(page.writes),
+            busy_minutes: plain(page.busy_minutes),
+            power_cycles: plain(page.power_cycles),
             power_on_hours: plain(page.power_on_hours),
             unsafe_shutdowns: plain(page.unsafe_shutdowns),
             media_errors: plain(page.media_errors),
             error_entries: plain(page.error_entries),
+            warm_minutes: page.warm_minutes,
+            hot_minutes: page.hot_minutes,
         }
     }
 }

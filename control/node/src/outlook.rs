@@ -7,6 +7,14 @@ use crate::placed::{Placed, displaced};
 use crate::recorded::{Labelled, OnDrives, parts_of};
 use levada_spec::ClusterFile;
 
+/// An array without some of its drives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reduced {
+    pub array: String,
+    /// It bears the loss of so many more drives, whichever.
+    pub drives: usize,
+}
+
 /// What `levada up` would meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outlook {
@@ -16,16 +24,20 @@ pub enum Outlook {
     Exists {
         /// Without these drives, each with why.
         missing: Vec<(String, String)>,
+        /// Arrays that lack some of their drives, or whose data are not on all of them.
+        reduced: Vec<Reduced>,
         /// Arrays whose members have come to sit where they bear less than the file would make them bear.
         displaced: Vec<Placed>,
     },
+    /// It would refuse the cluster that is there, without these drives.
+    Refused { missing: Vec<(String, String)>, why: String },
 }
 
 /// Looks at the drives of a cluster, whose object logs have segments of `segment_stripes`.
 ///
 /// # Errors
 ///
-/// What [`assembly::start`] would refuse, as far as it can be seen without being the owner.
+/// What [`assembly::start`] would refuse whatever drives are there, as far as it can be seen without being the owner.
 pub async fn outlook(
     source: &dyn DriveSource,
     cluster: &ClusterFile,
@@ -36,13 +48,24 @@ pub async fn outlook(
         Sight::New { missing } => Ok(Outlook::New { missing }),
         Sight::Exists { missing, drives } => {
             let drives: Vec<&Labelled> = drives.iter().collect();
-            arrays::examine(cluster, false, |spec| parts_of(spec, &drives)).await?;
+            if let Err(error) =
+                arrays::examine(cluster, false, |spec| parts_of(spec, &drives)).await
+            {
+                let why = AssemblyError::from(error).to_string();
+                return Ok(Outlook::Refused { missing, why });
+            }
             let standing = OnDrives::read(&drives).await;
             let displaced = cluster.arrays.iter().filter_map(|array| {
                 let (level, roles) = standing.roles(&array.name, cluster)?;
                 displaced(cluster, array, level, &roles)
             });
-            Ok(Outlook::Exists { missing, displaced: displaced.collect() })
+            let is_there = |drive: &str| missing.iter().all(|(absent, _)| absent != drive);
+            let reduced = cluster.arrays.iter().filter_map(|array| {
+                let drives = standing.bears_without_some(&array.name, is_there)?;
+                Some(Reduced { array: array.name.clone(), drives })
+            });
+            let (reduced, displaced) = (reduced.collect(), displaced.collect());
+            Ok(Outlook::Exists { missing, reduced, displaced })
         }
     }
 }

@@ -223,6 +223,25 @@ impl OnDrives {
         Some((standing.level, standing.roles(file)))
     }
 
+    /// How many more drives an array bears the loss of, where not all of those that play its roles are there with all their data.
+    pub fn bears_without_some(
+        &self,
+        array: &str,
+        is_there: impl Fn(&str) -> bool,
+    ) -> Option<usize> {
+        let standing = self.arrays.get(array)?;
+        let is_whole = |role: usize| {
+            standing.members.iter().any(|member| {
+                let whole = member.state == MemberState::InSync && is_there(&member.name);
+                whole && member.role == Some(role)
+            })
+        };
+        // Each drive as if it were an enclosure.
+        let alone = |role: usize| is_whole(role).then_some(role as u16);
+        let roles: Vec<Option<u16>> = (0..standing.width).map(alone).collect();
+        roles.contains(&None).then(|| standing.level.enclosures_borne(&roles))
+    }
+
     /// True when no array uses the drive any more: it failed, or another took its place. What the
     /// file says of it is then meant for the next one.
     fn is_out(&self, label: &Label) -> bool {

@@ -352,6 +352,11 @@ async fn open(
     }
     let owner = latest_owner(source, cluster, &found).await;
     let epoch = known.last_epoch().max(owner).next();
+    if owner > Epoch::default() {
+        // Whether it is still there nobody can tell: a server that has crashed is one as well.
+        let what = "drives on the network are reserved for a server that was here before, which is shut out";
+        tracing::info!(cluster = cluster.name, earlier = %owner, epoch = %epoch, "{what}");
+    }
     let claim_one = async |(name, (at, drive)): (&String, &AtPath<'_>)| {
         (name.clone(), claim(at, &*drive.device, epoch).await)
     };

@@ -102,7 +102,9 @@ impl Operator {
         let clients = self.clients();
         let mut problems = Vec::new();
         let vanished = self.vanished();
-        for (drive, (spec, found)) in self.drives.borrow().iter() {
+        let known = self.drives.borrow();
+        let mut away: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        for (drive, (spec, found)) in known.iter() {
             // Of one that was replaced meanwhile that is no matter any more.
             let why_not =
                 vanished.contains_key(drive).then(|| self.returns.why_not(drive)).flatten();
@@ -114,9 +116,7 @@ impl Operator {
                     problems.push(format!("drive {drive} is not taken back: {why}"));
                 }
                 (Ok(open), _) if open.is_failed() && spec.is_remote() && self.is_away(drive) => {
-                    problems.push(format!(
-                        "drive {drive} is away, as no path leads to it; it is taken back when it is there again"
-                    ));
+                    away.entry(&spec.enclosure).or_default().push(drive);
                 }
                 (Ok(open), _) if open.is_failed() => problems.push(format!(
                     "drive {drive} has failed; replace it with `levada drive replace {drive}`"
@@ -163,6 +163,13 @@ impl Operator {
                 }
             }
         }
+        problems.extend(away.iter().map(|(enclosure, drives)| {
+            let (named, is) =
+                (named_in(enclosure, drives), if drives.len() > 1 { "are" } else { "is" });
+            format!(
+                "{named} {is} away, as no path leads there, and taken back when there is one again"
+            )
+        }));
         problems.extend(bad_paths(&drives));
         for (array, shown) in self.cluster.arrays.iter().zip(&arrays) {
             problems.extend(self.problem_of(array, &shown.state));
@@ -171,12 +178,34 @@ impl Operator {
             let roles = played(file, &status);
             let displaced = displaced(file, &array.spec, status.level, &roles);
             problems.extend(displaced.map(|placed| placed.to_string()));
-            problems.extend(status.members.iter().filter_map(|member| {
-                let seconds = member.awaited?.as_secs();
-                Some(format!(
-                    "drive {} has vanished from array {}; a spare takes its place in {seconds} s, unless it is there again",
-                    member.name, array.spec.name
-                ))
+            let has_spare = status.members.iter().any(|member| member.state == MemberState::Spare)
+                || self
+                    .latest
+                    .borrow()
+                    .spares
+                    .iter()
+                    .any(|spare| self.spare_state(spare) == Some("spare"));
+            // Those of an enclosure went together.
+            let mut awaited: BTreeMap<&str, (u64, Vec<&str>)> = BTreeMap::new();
+            for member in &status.members {
+                let Some(left) = member.awaited else { continue };
+                let enclosure = known.get(&member.name).map_or("", |(spec, _)| &*spec.enclosure);
+                let (seconds, names) = awaited.entry(enclosure).or_default();
+                *seconds = left.as_secs();
+                names.push(&member.name);
+            }
+            problems.extend(awaited.iter().map(|(enclosure, (seconds, names))| {
+                let (named, array) = (named_in(enclosure, names), &array.spec.name);
+                match (has_spare, names.len()) {
+                    (true, 1) => format!(
+                        "{named} has vanished from array {array}; a spare takes its place in {seconds} s, unless it is there again"
+                    ),
+                    (true, _) => format!(
+                        "{named} have vanished from array {array}; spares take their places in {seconds} s, unless they are there again"
+                    ),
+                    (false, 1) => format!("{named} has vanished from array {array}; there is no spare for it"),
+                    (false, _) => format!("{named} have vanished from array {array}; there are no spares for them"),
+                }
             }));
             let lacks: u64 = status.members.iter().map(|member| member.lacks_blocks).sum();
             if lacks > 0 {
@@ -472,13 +501,25 @@ fn bad_paths(drives: &[DriveStatus]) -> Vec<String> {
         }
     }
     let told = bad.into_iter().map(|((enclosure, address, is_usable), (why, drives))| {
-        let more = drives.len().saturating_sub(DRIVES_NAMED);
-        let named = drives[..drives.len() - more].join(", ");
-        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
         let path = if is_usable { "the path" } else { "no path" };
-        format!("enclosure {enclosure}: {path} over {address} to {named}{more}: {why}")
+        format!("enclosure {enclosure}: {path} over {address} to {}: {why}", some_of(&drives))
     });
     told.collect()
+}
+
+/// The first few, and how many there are besides.
+fn some_of(drives: &[&str]) -> String {
+    let more = drives.len().saturating_sub(DRIVES_NAMED);
+    let named = drives[..drives.len() - more].join(", ");
+    if more > 0 { format!("{named} and {more} more") } else { named }
+}
+
+/// Drives of an enclosure, at the beginning of a sentence.
+fn named_in(enclosure: &str, drives: &[&str]) -> String {
+    match drives {
+        [one] => format!("drive {one}"),
+        several => format!("drives {} of enclosure {enclosure}", some_of(several)),
+    }
 }
 
 fn drive_status(spec: &DriveSpec, found: &Result<Rc<Drive>, String>) -> DriveStatus {

@@ -35,7 +35,7 @@ fn an_array_says_when_its_members_have_come_to_sit_together() {
         std::fs::write(&path, crowded().to_toml()).expect("written");
         assert_eq!(look(&shelf, &crowded()).await, Ok(Outlook::New { missing: vec![] }));
         served_as(crowded(), &shelf, write_file).await;
-        let as_dealt = Outlook::Exists { missing: vec![], displaced: vec![] };
+        let as_dealt = Outlook::Exists { missing: vec![], reduced: vec![], displaced: vec![] };
         assert_eq!(look(&shelf, &crowded()).await, Ok(as_dealt));
         let (cluster, operator) = operator_of(crowded(), &shelf, path.clone()).await;
         assert_eq!(status(&operator).await.problems, Vec::<String>::new());
@@ -47,7 +47,7 @@ fn an_array_says_when_its_members_have_come_to_sit_together() {
         assert!(problems.contains("needs e0 (d00, d01, d11)"), "{problems}");
         cluster.stop().await;
         let before = heads(&shelf).await;
-        let Ok(Outlook::Exists { missing, displaced }) = look(&shelf, &crowded()).await else {
+        let Ok(Outlook::Exists { missing, displaced, .. }) = look(&shelf, &crowded()).await else {
             panic!("it exists");
         };
         assert_eq!((missing.len(), displaced.len(), displaced[0].borne), (0, 1, 0));
@@ -80,12 +80,18 @@ fn whoever_only_looks_is_told_what_a_start_would_refuse() {
         assert_eq!(refused, error);
         served_as(cluster_file(), &shelf, write_file).await;
         shelf.pulled.replace(["d00", "d01"].map(String::from).into());
-        let Ok(Outlook::Exists { missing, .. }) = look(&shelf, &cluster_file()).await else {
+        let Ok(Outlook::Exists { missing, reduced, .. }) = look(&shelf, &cluster_file()).await
+        else {
             panic!("it bears that");
         };
-        assert_eq!(missing.len(), 2);
+        let left: Vec<_> = reduced.iter().map(|it| (&*it.array, it.drives)).collect();
+        assert_eq!((missing.len(), left), (2, vec![("meta", 0), ("data", 0)]));
         shelf.pulled.replace(["d00", "d02", "d04"].map(String::from).into());
-        let refused = look(&shelf, &cluster_file()).await.expect_err("one too many");
+        let Ok(Outlook::Refused { missing, why: refused }) = look(&shelf, &cluster_file()).await
+        else {
+            panic!("one too many");
+        };
+        assert_eq!(missing.len(), 3, "each with why");
         let error = start(cluster_file(), &shelf).await.err().expect("one too many").to_string();
         assert_eq!(refused, error);
         assert!(refused.contains("missing: d00, d02, d04"), "{refused}");

@@ -43,7 +43,8 @@ fn a_drive_that_vanishes_is_waited_for() {
             operator.use_spares().await;
             assert_eq!((meta.out(), came_in(&cluster)[0].len()), (vec!["d03".to_owned()], 0));
             let problems = status(&operator).await.problems.join("\n");
-            assert!(problems.contains("drive d03 has vanished from array meta"), "{problems}");
+            let waits = "drive d03 has vanished from array meta; a spare takes its place in ";
+            assert!(problems.contains(waits), "{problems}");
             reactor::sleep(Duration::from_secs(30)).await;
             if comes_back {
                 faults.restore();
@@ -65,8 +66,27 @@ fn a_drive_that_vanishes_is_waited_for() {
     }
 }
 
-/// The same, where nothing happens between the loss and the return: nobody is told of the moment from which a member that is out may come
-/// back.
+/// Nobody is told of a spare that comes in where there is none.
+#[test]
+fn of_a_drive_that_vanishes_it_is_said_that_there_is_no_spare() {
+    Reactor::simulated(88).block_on(async {
+        let mut file = with_spares();
+        file.spares.clear();
+        let shelf = Rc::new(Shelf::default());
+        served_as(file.clone(), &shelf, write_file).await;
+        let faults = with_faults(&shelf);
+        let (cluster, operator) = operator_of(file, &shelf, "box/levada.toml".into()).await;
+        vanishes(&cluster, &faults).await;
+        operator.take_back().await;
+        let problems = status(&operator).await.problems.join("\n");
+        let told = "drive d03 has vanished from array meta; there is no spare for it";
+        assert!(problems.contains(told), "{problems}");
+        cluster.stop().await;
+    });
+}
+
+/// A drive vanishes and is soon there again, where nothing happens between the loss and the return: nobody is told of
+/// the moment from which a member that is out may come back.
 #[test]
 fn a_drive_that_is_soon_there_again_is_soon_taken_back() {
     for seed in 90..100 {
