@@ -9,7 +9,7 @@ use levada_base::reactor::Reactor;
 use levada_node::assembly::{AssemblyError, Tuning};
 use levada_node::outlook::{Outlook, Reduced, outlook};
 use levada_node::state::{Phase, RunningNode};
-use levada_node::{DeadPath, FileDrives, Placed, dead_paths};
+use levada_node::{Absent, DeadPath, FileDrives, Placed, absent, dead_paths};
 use levada_spec::{ArraySpec, ClusterFile, EnclosureSpec, Level, Loaded, Required};
 use std::path::{Path, PathBuf};
 
@@ -155,16 +155,17 @@ pub fn foresee(loaded: &Loaded) -> Result<()> {
             bail!("{}", why.collect::<Vec<_>>().join("; "))
         }
         Outlook::Refused { missing, why } => {
-            say_missing(&missing);
+            say_missing(&loaded.cluster, &missing);
             bail!("{why}")
         }
         Outlook::New { .. } | Outlook::Exists { .. } => Ok(()),
     }
 }
 
-fn say_missing(missing: &[(String, String)]) {
-    for (drive, why) in missing {
-        say!("  drive {drive} is not there: {why}");
+fn say_missing(cluster: &ClusterFile, missing: &[(String, String)]) {
+    let missing = missing.iter().map(|(drive, why)| (drive.as_str(), why.as_str()));
+    for Absent { drives, count, why } in absent(cluster, missing) {
+        say!("  {drives} {} not there: {why}", if count == 1 { "is" } else { "are" });
     }
 }
 
@@ -237,16 +238,16 @@ fn compare(loaded: &Loaded) -> Result<()> {
     let would_refuse = |why: String| anyhow!("`levada up` would refuse this: {why}");
     let (missing, displaced) = match outlook.map_err(|error| would_refuse(error.to_string()))? {
         Outlook::New { missing } => {
-            say_missing(&missing);
+            say_missing(&loaded.cluster, &missing);
             (missing, None)
         }
         Outlook::Exists { missing, reduced, displaced } => {
-            say_missing(&missing);
+            say_missing(&loaded.cluster, &missing);
             say_reduced(&loaded.cluster, &reduced);
             (missing, Some(displaced))
         }
         Outlook::Refused { missing, why } => {
-            say_missing(&missing);
+            say_missing(&loaded.cluster, &missing);
             return Err(would_refuse(why));
         }
     };

@@ -30,9 +30,11 @@ mod remote_drives;
 mod run;
 pub mod state;
 pub mod targets;
+mod told;
 pub mod volumes;
 
 pub use file_drives::FileDrives;
 pub use placed::Placed;
 pub use remote_drives::{DeadPath, RemoteDrives, dead_paths};
 pub use run::{Ended, NodeOptions, log_to_stderr, run};
+pub use told::{Absent, absent};

@@ -8,6 +8,7 @@
 
 use crate::placed::{Roles, enclosure_of};
 use crate::targets::{TargetKind, TargetTable};
+use crate::told::some_of;
 use futures_util::future::join_all;
 use levada_base::BufMut;
 use levada_base::ids::Uuid;
@@ -21,9 +22,6 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::rc::Rc;
-
-/// Drives that a message names; more are counted.
-const DRIVES_NAMED: usize = 4;
 
 /// One key of the file that differs from what is on the drives.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -361,12 +359,7 @@ impl Findings {
     fn into_differences(self) -> Differences {
         let named = |(mut difference, drives): (Difference, Vec<String>)| {
             if !drives.is_empty() {
-                let more = drives.len().saturating_sub(DRIVES_NAMED);
-                let shown = drives[..drives.len() - more].join(", ");
-                difference.key += &match more {
-                    0 => format!(" ({shown})"),
-                    _ => format!(" ({shown} and {more} more)"),
-                };
+                difference.key += &format!(" ({})", some_of(&drives));
             }
             difference
         };

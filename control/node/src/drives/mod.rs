@@ -21,6 +21,7 @@ pub use error::DrivesError;
 pub use format::{format_one, give_slices};
 
 use crate::recorded::{Difference, Differences, Labelled};
+use crate::told::{Absent, absent};
 use format::{array_ids, check_room, format, refuse_used};
 use found::{
     AtPath, Found, Known, away, latest_owner, look_again, look_at_all, named_like, refuse_namesake,
@@ -439,9 +440,11 @@ async fn openable<'a>(
     let mut known = known.map_err(|error| Refusal { error, absent: Vec::new() })?;
     if let Err(error) = known.examine(cluster, without_majority).await {
         let names = cluster.drives.iter().map(|spec| &spec.name);
-        let absent: Vec<_> = names.filter(|name| !known.by_name.contains_key(*name)).collect();
-        let told = |name: &String| format!("drive {name}: {}", known.why_absent(name));
-        let absent = absent.into_iter().map(told).collect();
+        let gone: Vec<_> = names.filter(|name| !known.by_name.contains_key(*name)).collect();
+        let gone: Vec<_> = gone.into_iter().map(|name| (name, known.why_absent(name))).collect();
+        let gone = gone.iter().map(|(name, why)| (name.as_str(), why.as_str()));
+        let told = |Absent { drives, why, .. }| format!("{drives}: {why}");
+        let absent = absent(cluster, gone).into_iter().map(told).collect();
         return Err(Refusal { error: DrivesError::Array(error), absent });
     }
     Ok(known)

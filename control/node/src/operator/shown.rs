@@ -10,6 +10,7 @@ use crate::control::{
 };
 use crate::meters::{CacheMeters, DriveMeters, Meters, OpMeters, TargetMeters, percentiles};
 use crate::placed::{displaced, played};
+use crate::told::{Absent, absent, named_in, some_of};
 use levada_base::reactor;
 use levada_device::{BlockError, Drive};
 use levada_health::Record;
@@ -19,9 +20,6 @@ use levada_spec::DriveSpec;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
-
-/// More drives than this are a number.
-const DRIVES_NAMED: usize = 4;
 /// Throughput "now" is that of so much time.
 const MEASURE_EVERY: Duration = Duration::from_secs(1);
 
@@ -101,16 +99,17 @@ impl Operator {
             self.cluster.targets.iter().map(|target| self.target_status(target)).collect();
         let clients = self.clients();
         let mut problems = Vec::new();
-        let vanished = self.vanished();
+        let vanished = self.vanished().into_keys();
+        let why_not: BTreeMap<String, NotBack> = vanished
+            .filter_map(|drive| Some((drive.clone(), self.returns.why_not(&drive)?)))
+            .collect();
         let known = self.drives.borrow();
+        let mut missing: Vec<(&str, &str)> = Vec::new();
         let mut away: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
         for (drive, (spec, found)) in known.iter() {
-            // Of one that was replaced meanwhile that is no matter any more.
-            let why_not =
-                vanished.contains_key(drive).then(|| self.returns.why_not(drive)).flatten();
-            match (found, &why_not) {
+            match (found, why_not.get(drive)) {
                 (Err(_), Some(NotBack::Away { why } | NotBack::Refused { why }))
-                | (Err(why), None) => problems.push(format!("drive {drive}: {why}")),
+                | (Err(why), None) => missing.push((&**drive, &**why)),
                 // Something is there, which the advice to replace it would be about.
                 (Ok(_), Some(NotBack::Refused { why })) => {
                     problems.push(format!("drive {drive} is not taken back: {why}"));
@@ -163,6 +162,10 @@ impl Operator {
                 }
             }
         }
+        let absent = absent(&self.latest.borrow(), missing);
+        problems.extend(
+            absent.into_iter().map(|Absent { drives, why, .. }| format!("{drives}: {why}")),
+        );
         problems.extend(away.iter().map(|(enclosure, drives)| {
             let (named, is) =
                 (named_in(enclosure, drives), if drives.len() > 1 { "are" } else { "is" });
@@ -505,21 +508,6 @@ fn bad_paths(drives: &[DriveStatus]) -> Vec<String> {
         format!("enclosure {enclosure}: {path} over {address} to {}: {why}", some_of(&drives))
     });
     told.collect()
-}
-
-/// The first few, and how many there are besides.
-fn some_of(drives: &[&str]) -> String {
-    let more = drives.len().saturating_sub(DRIVES_NAMED);
-    let named = drives[..drives.len() - more].join(", ");
-    if more > 0 { format!("{named} and {more} more") } else { named }
-}
-
-/// Drives of an enclosure, at the beginning of a sentence.
-fn named_in(enclosure: &str, drives: &[&str]) -> String {
-    match drives {
-        [one] => format!("drive {one}"),
-        several => format!("drives {} of enclosure {enclosure}", some_of(several)),
-    }
 }
 
 fn drive_status(spec: &DriveSpec, found: &Result<Rc<Drive>, String>) -> DriveStatus {
