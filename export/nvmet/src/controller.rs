@@ -12,14 +12,16 @@ use crate::port::Port;
 use crate::recall::Recalls;
 use crate::reservations::HostId;
 use crate::subsystem::{Loss, Subsystem};
+use futures_util::future::{join_all, select};
 use levada_base::reactor;
-use levada_base::sync::{Once, Permit, Semaphore};
+use levada_base::sync::{Notify, Once, Permit, Semaphore};
 use levada_nvme::fabrics::{Configuration, ControllerState, Shutdown};
 use levada_nvme::identify::{ABORTS_MAX, Events, WARNING_KELVIN};
 use levada_nvme::log::{AnaState, Event, Health, Warnings};
 use levada_nvme::{Nqn, Status};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
+use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -51,6 +53,9 @@ pub(crate) struct Controller {
     reset: RefCell<Rc<Once>>,
     /// Also the admin queue, which is 0.
     queues: RefCell<BTreeMap<u16, Rc<Recalls>>>,
+    /// I/O queues that are there, or have ended and have something under way still.
+    io_queues_busy: Cell<usize>,
+    io_queue_done: Notify,
     /// Those that are under way.
     aborts: Rc<Semaphore>,
     keep_alive_ms: Cell<u32>,
@@ -81,7 +86,7 @@ pub(crate) struct Attached {
     pub block_bytes: u64,
 }
 
-/// A queue of a controller, for as long as it is connected.
+/// A queue of a controller, for as long as it is connected, and something that came by it is carried out.
 pub(crate) struct Queue {
     pub controller: Rc<Controller>,
     /// 0: the admin queue.
@@ -90,6 +95,8 @@ pub(crate) struct Queue {
     pub reset: Rc<Once>,
     /// Its commands that can be told to end. Also tells it from a later one with its number.
     pub recalls: Rc<Recalls>,
+    /// Changes may come by it: it is an I/O queue whose host is known.
+    is_counted: Cell<bool>,
 }
 
 /// Another queue has its number.
@@ -116,13 +123,25 @@ impl Queue {
     pub fn becomes_known(&self) -> Result<(), Taken> {
         let mut queues = self.controller.queues.borrow_mut();
         let own = queues.entry(self.id).or_insert_with(|| Rc::clone(&self.recalls));
-        if Rc::ptr_eq(own, &self.recalls) { Ok(()) } else { Err(Taken) }
+        if !Rc::ptr_eq(own, &self.recalls) {
+            return Err(Taken);
+        }
+        if self.id > 0 && !self.is_counted.replace(true) {
+            let busy = &self.controller.io_queues_busy;
+            busy.set(busy.get() + 1);
+        }
+        Ok(())
     }
 }
 
 impl Drop for Queue {
     fn drop(&mut self) {
         self.end();
+        if self.is_counted.get() {
+            let busy = &self.controller.io_queues_busy;
+            busy.set(busy.get() - 1);
+            self.controller.io_queue_done.notify_all();
+        }
     }
 }
 
@@ -147,6 +166,8 @@ impl Controller {
             gone: Once::default(),
             reset: RefCell::default(),
             queues: RefCell::default(),
+            io_queues_busy: Cell::default(),
+            io_queue_done: Notify::default(),
             aborts: Semaphore::new(ABORTS_MAX),
             keep_alive_ms: Cell::new(keep_alive_ms),
             is_heard: Cell::new(true),
@@ -251,7 +272,9 @@ impl Controller {
         if new.is_shutting_down() && !had_begun {
             self.reset.replace(Rc::default()).happen();
             let controller = Rc::clone(self);
-            reactor::run_or_spawn(async move { controller.shut_down().await });
+            reactor::run_or_spawn(async move {
+                select(pin!(controller.shut_down()), pin!(controller.gone.happened())).await;
+            });
         }
         Ok(())
     }
@@ -259,18 +282,23 @@ impl Controller {
     /// Its host goes, and may take the power away once this is complete (Base, 3.6.1): what was answered is durable by then.
     async fn shut_down(&self) {
         let begun = Rc::clone(&self.reset.borrow());
+        // What they have under way is answered.
+        self.io_queue_done.until(|| (self.io_queues_busy.get() == 0).then_some(())).await;
         let attached: Vec<_> = self.attached.borrow().values().cloned().collect();
-        for attached in attached {
-            if let Err(error) = attached.opened.volume.flush().await {
-                // The host waits for as long as it has patience.
-                let subsystem = self.subsystem.as_ref().map(|subsystem| subsystem.nqn().as_str());
-                tracing::error!(host = %self.host, subsystem, %error, "a host goes, and what it has written is not durable");
-                return;
-            }
+        let flushed = join_all(attached.iter().map(|it| it.opened.volume.flush())).await;
+        let mut is_durable = true;
+        for error in flushed.into_iter().filter_map(Result::err) {
+            // The host waits for as long as it has patience.
+            let subsystem = self.subsystem.as_ref().map(|subsystem| subsystem.nqn().as_str());
+            tracing::error!(host = %self.host, subsystem, %error, "a host goes, and what it has written is not durable");
+            is_durable = false;
         }
-        // It may have begun anew meanwhile.
-        if Rc::ptr_eq(&begun, &self.reset.borrow()) {
-            self.state.set(ControllerState { shutdown: Shutdown::Complete, ..self.state.get() });
+        // It may have been taken back, and begun anew, meanwhile.
+        let state = self.state.get();
+        let is_meant =
+            state.shutdown == Shutdown::UnderWay && Rc::ptr_eq(&begun, &self.reset.borrow());
+        if is_durable && is_meant {
+            self.state.set(ControllerState { shutdown: Shutdown::Complete, ..state });
         }
     }
 
@@ -279,7 +307,13 @@ impl Controller {
         let recalls = Rc::default();
         self.queues.borrow_mut().insert(0, Rc::clone(&recalls));
         // It is not ended by a reset.
-        Queue { controller: Rc::clone(self), id: 0, reset: Rc::default(), recalls }
+        Queue {
+            controller: Rc::clone(self),
+            id: 0,
+            reset: Rc::default(),
+            recalls,
+            is_counted: Cell::default(),
+        }
     }
 
     /// An I/O queue. Until its host is known it leaves its number to others.
@@ -295,7 +329,8 @@ impl Controller {
             return Err(Status::SEQUENCE_ERROR);
         }
         let (controller, reset) = (Rc::clone(self), Rc::clone(&self.reset.borrow()));
-        let queue = Queue { controller, id, reset, recalls: Rc::default() };
+        let (recalls, is_counted) = Default::default();
+        let queue = Queue { controller, id, reset, recalls, is_counted };
         if is_known {
             queue.becomes_known().map_err(|Taken| Status::SEQUENCE_ERROR)?;
         }

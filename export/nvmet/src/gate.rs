@@ -140,13 +140,13 @@ impl Gate {
             {
                 shut(Status::INVALID_FIELD)
             }
-            Some(FabricsType::AuthenticationSend) => Passage::Proof(Step::Send { bytes }),
-            // As much memory as the host has room for was taken.
-            Some(FabricsType::AuthenticationReceive)
+            // As much memory is taken as there are data, or room for them.
+            Some(FabricsType::AuthenticationSend | FabricsType::AuthenticationReceive)
                 if transfer.bytes != command.data().bytes() =>
             {
                 shut(Status::DATA_LENGTH_INVALID)
             }
+            Some(FabricsType::AuthenticationSend) => Passage::Proof(Step::Send { bytes }),
             Some(FabricsType::AuthenticationReceive) => Passage::Proof(Step::Receive { bytes }),
             _ if self.is_open() => Passage::Open,
             _ => shut(Status::AUTHENTICATION_REQUIRED),
@@ -190,9 +190,9 @@ impl Gate {
         proof: &Proof,
         step: impl FnOnce(&mut Verifier) -> T + Send + 'static,
     ) -> Result<T, Status> {
-        let _turn = proof.turn.acquire(1).await;
-        let _of_peer = proof.of_peer.acquire(1).await;
-        let _place = proof.at_once.acquire(1).await;
+        let turn = proof.turn.acquire(1).await;
+        let of_peer = proof.of_peer.acquire(1).await;
+        let place = proof.at_once.acquire(1).await;
         let verifier = proof.verifier.take();
         let Some(mut verifier) = verifier else { return Err(Status::INTERNAL_ERROR) };
         let computing = move || {
@@ -202,7 +202,16 @@ impl Gate {
         // In the simulator nothing is beside.
         let computed = match reactor::is_simulated() {
             true => Ok(computing()),
-            false => reactor::aside("nvmet-proof", computing).await,
+            // It is computed to its end, whoever waits for it: until then nobody else's turn comes.
+            false => {
+                let turns = (turn, of_peer, place);
+                let computed = reactor::spawn(async move {
+                    let computed = reactor::aside("nvmet-proof", computing).await;
+                    drop(turns);
+                    computed
+                });
+                computed.await.unwrap_or_else(|| Err(std::io::Error::other("the target ends")))
+            }
         };
         let (done, verifier) = computed.map_err(|error| {
             tracing::error!(%error, "a proof of an NVMe host cannot be computed");
@@ -307,6 +316,24 @@ mod tests {
             drop(other);
             drop(proofs.of("192.0.2.3:1"));
             assert_eq!(proofs.peers.borrow().len(), 1, "nobody else has anything to prove");
+        });
+    }
+
+    /// Who goes away while its proof is computed leaves nobody the turn before that is done: otherwise connecting and going would be work for
+    /// as many threads as there are rounds.
+    #[test]
+    fn who_goes_away_keeps_its_turn_until_its_proof_is_done() {
+        Reactor::new().expect("an io_uring").block_on(async {
+            let proofs = Proofs::default();
+            let gate = about_to_challenge(&proofs, "192.0.2.1:1").await;
+            let (nothing, bytes) = (IoVec::new(), MESSAGE_BYTES_MAX);
+            {
+                let challenged = gate.prove(Step::Receive { bytes }, &nothing);
+                let a_moment = reactor::sleep(Duration::from_millis(1));
+                select(pin!(challenged), pin!(a_moment)).await;
+            }
+            assert_eq!(proofs.at_once.available(), 0, "its thread goes on");
+            drop(proofs.at_once.acquire(1).await);
         });
     }
 

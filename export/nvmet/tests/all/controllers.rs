@@ -701,30 +701,52 @@ fn queues_belong_to_their_controller() {
     });
 }
 
+/// Has a controller shut down.
+async fn shut_down(host: &mut Host) {
+    let shut_down = u64::from(Configuration::ENABLED.shut_down().0);
+    let id = host.admin.new_id();
+    let shut_down = PropertyAccess::set(Property::Configuration, shut_down, id);
+    assert!(host.admin.ask(shut_down, None).await.expect("told").0.status.is_success());
+}
+
+/// How far it is, a little later.
+async fn shutdown_of(host: &mut Host) -> Shutdown {
+    reactor::sleep(Duration::from_millis(50)).await;
+    let id = host.admin.new_id();
+    let state = PropertyAccess::get(Property::Status, id);
+    let (state, _) = host.admin.ask(state, None).await.expect("told");
+    ControllerState::parse(state.result as u32).shutdown
+}
+
 /// A host that goes may take the power away once it is told that its controller is shut down.
 #[test]
 fn what_was_written_is_durable_once_a_controller_is_shut_down() {
     run(async {
         let served = Served::new(64);
-        for fails in [false, true] {
-            let mut host = served.host().await;
-            assert_eq!(host.write(0, &[1; 4096]).await, Status::SUCCESS);
-            served.memory.flushes.set(0);
-            let gone = VolumeError::Block(BlockError::Gone);
-            served.memory.fails.replace(fails.then_some(gone));
-            let shut_down = u64::from(Configuration::ENABLED.shut_down().0);
-            let id = host.admin.new_id();
-            let shut_down = PropertyAccess::set(Property::Configuration, shut_down, id);
-            assert!(host.admin.ask(shut_down, None).await.expect("told").0.status.is_success());
-            assert!(host.io.hear().await.is_err(), "its queues end");
-            reactor::sleep(Duration::from_millis(50)).await;
-            let id = host.admin.new_id();
-            let state = PropertyAccess::get(Property::Status, id);
-            let (state, _) = host.admin.ask(state, None).await.expect("told");
-            let state = ControllerState::parse(state.result as u32);
-            let expected = if fails { Shutdown::UnderWay } else { Shutdown::Complete };
-            assert_eq!((state.shutdown, served.memory.flushes.get()), (expected, 1));
-        }
+        let memory = &served.memory;
+        let mut host = served.host().await;
+        assert_eq!(host.write(0, &[1; 4096]).await, Status::SUCCESS);
+        shut_down(&mut host).await;
+        assert!(host.io.hear().await.is_err(), "its queues end");
+        assert_eq!((shutdown_of(&mut host).await, memory.flushes.get()), (Shutdown::Complete, 1));
+
+        // What is under way comes first.
+        let mut host = served.host().await;
+        memory.holds_writes.set(true);
+        let data = vec![7; 4096];
+        let command = host.write_command(3, &data);
+        host.io.begin(command, Some(&data)).await;
+        reactor::sleep(Duration::from_millis(50)).await;
+        shut_down(&mut host).await;
+        assert_eq!((shutdown_of(&mut host).await, memory.flushes.get()), (Shutdown::UnderWay, 1));
+        memory.release();
+        assert_eq!((shutdown_of(&mut host).await, memory.flushes.get()), (Shutdown::Complete, 2));
+
+        let mut host = served.host().await;
+        assert_eq!(host.write(0, &[1; 4096]).await, Status::SUCCESS);
+        memory.fails.replace(Some(VolumeError::Block(BlockError::Gone)));
+        shut_down(&mut host).await;
+        assert_eq!((shutdown_of(&mut host).await, memory.flushes.get()), (Shutdown::UnderWay, 3));
     });
 }
 
