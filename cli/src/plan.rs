@@ -191,7 +191,8 @@ fn say_cut_off(cluster: &ClusterFile, dead: &[DeadPath]) {
     for enclosure in &cluster.enclosures {
         let Some(url) = &enclosure.url else { continue };
         let lost = dead.iter().filter(|path| path.enclosure == enclosure.name).count();
-        let borne = url.addresses().len().saturating_sub(lost + 1);
+        // Of one that nothing leads to its drives tell.
+        let Some(borne) = url.addresses().len().checked_sub(lost + 1) else { continue };
         let of_arrays = cluster.arrays.iter().filter(|array| {
             array.drives.iter().any(|drive| {
                 cluster.drive(drive).is_some_and(|drive| drive.enclosure == enclosure.name)

@@ -6,6 +6,13 @@ use crate::layout::{Layout, Level};
 type Roles<'a> = &'a [Option<u16>];
 
 impl Level {
+    /// How many more drives may be lost, whichever, of an array of `width` roles of which those of `out` (a bit per role) are.
+    #[must_use]
+    pub fn drives_borne(self, width: usize, out: u64) -> usize {
+        // How much lies there does not matter.
+        Layout { level: self, width, chunk_bytes: 0, stripes: 0 }.bears(out)
+    }
+
     /// How many enclosures may be lost, whichever, before something cannot be read any more. `roles` says of each role in which one
     /// it is played; one that nobody plays is lost already.
     #[must_use]

@@ -428,6 +428,7 @@ fn an_enclosure_lets_in_who_proves_itself_or_comes_within_tls() {
     const SECRET: &str = "DHHC-1:00:DxwGY8UbmsTaAN1OZlf5QUF9hLwXXN59EasSI7gLF70+3Jp0:";
     const OTHER: &str = "DHHC-1:00:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:";
     const KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
+    const ANOTHER_KEY: &str = "NVMeTLSkey-1:01:BwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyAhIiMkJSYDWRHm:";
     let array = Box::new();
     let dir = array.dir.path();
     let keys = |file: &str, key: &str| {
@@ -454,19 +455,24 @@ fn an_enclosure_lets_in_who_proves_itself_or_comes_within_tls() {
     }
     array.ok(&["create", "far", "--level", "1", &mine[0], &mine[1]]);
     // What is found with a file named from here is for a cluster file anywhere.
-    let find = |keys: &str| {
-        let (url, host) = (proof.enclosure_url(), "nqn.2014-08.org.example:lab");
+    let find = |enclosure: &Drawer, keys: &str| {
+        let (url, host) = (enclosure.enclosure_url(), "nqn.2014-08.org.example:lab");
         let address = url.split(['/', ',']).nth(2).expect("an address");
         let mut find = Command::new(LEVADA);
         find.current_dir(dir).args(["enclosure", "find", address, "--host", host, "--keys", keys]);
         find.output().expect("it runs")
     };
-    let found = find("secret");
+    let found = find(&proof, "secret");
     assert!(found.status.success(), "{}", said(&found));
     assert!(said(&found).contains(&format!("&keys={secret}\"\ndrives")), "{}", said(&found));
-    let closed = find("other");
+    let closed = find(&proof, "other");
     assert!(said(&closed).contains("could not be looked into"), "{}", said(&closed));
     assert_eq!(closed.status.code(), Some(1), "{}", said(&closed));
+    // Whoever speaks TLS there, and has another key, is not asked for what it takes in the clear.
+    keys("another", ANOTHER_KEY);
+    let closed = find(&tls, "another");
+    assert!(said(&closed).contains("it has another key"), "{}", said(&closed));
+    assert_eq!(find(&tls, "key").status.code(), Some(0));
     // Nobody could come.
     for (more, why) in [(&[][..], "--keys"), (&["--keys", &secret], "no host has a key of TLS")] {
         let useless = Command::new(LEVADA)

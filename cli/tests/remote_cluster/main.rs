@@ -209,10 +209,16 @@ fn a_cluster_outlives_paths_and_an_enclosure() {
     cluster.ok(&["down"]);
     drawers[2].ok("power", &["off"]);
     let planned = cluster.ok(&["plan"]);
-    assert!(planned.contains("drive e3-2 is not there: nvme+tcp://"), "{planned}");
+    assert!(
+        planned.contains("drives e3-1, e3-2 of enclosure e3 are not there: 127.0.0.1:"),
+        "{planned}"
+    );
     assert!(planned.contains("`levada up` opens it without 2 drives"), "{planned}");
     let up = cluster.ok(&["up"]);
-    assert!(up.contains("needs attention") && up.contains("drive e3-1: nvme+tcp://"), "{up}");
+    assert!(
+        up.contains("needs attention") && up.contains("drives e3-1, e3-2 of enclosure e3: 127."),
+        "{up}"
+    );
     cluster.ok(&["mount", "mnt"]);
     check(&cluster, &names);
     drawers[2].ok("power", &["on"]);
@@ -289,7 +295,10 @@ fn nothing_is_formatted_for_an_enclosure_that_is_away_and_another_server_takes_o
     }
     let (_place, drawers, cluster) = over_three("pair", IN_MEMORY);
     drawers[2].ok("power", &["off"]);
-    cluster.refused(&["plan"], &["drive e3-1 is not there", "pair is new, and 2 drives are not"]);
+    cluster.refused(
+        &["plan"],
+        &["drives e3-1, e3-2 of enclosure e3 are not there", "pair is new, and 2 drives are not"],
+    );
     cluster.refused(&["up"], &["drive e3-1", "cannot connect"]);
     drawers[2].ok("power", &["on"]);
     assert!(cluster.ok(&["plan"]).contains("pair is new: "), "no label was written");
@@ -493,7 +502,7 @@ fn drives_are_known_by_their_labels_wherever_they_are() {
     drawers.insert(1, start("e2", "others"));
     write_file(&cluster, &file_over(&drawers), "moved");
     let said = cluster.ok(&["up"]);
-    assert!(said.contains("drive e2-1: not a drive of Levada"), "{said}");
+    assert!(said.contains("drives e2-1, e2-2 of enclosure e2: not a drive of Levada"), "{said}");
     assert!(said.contains("array data is degraded: e2-1, e2-2 out"), "{said}");
     cluster.ok(&["mount", "mnt"]);
     check(&cluster, &["first"]);

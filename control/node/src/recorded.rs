@@ -234,10 +234,9 @@ impl OnDrives {
                 whole && member.role == Some(role)
             })
         };
-        // Each drive as if it were an enclosure.
-        let alone = |role: usize| is_whole(role).then_some(role as u16);
-        let roles: Vec<Option<u16>> = (0..standing.width).map(alone).collect();
-        roles.contains(&None).then(|| standing.level.enclosures_borne(&roles))
+        let out = (0..standing.width).filter(|role| !is_whole(*role));
+        let out = out.fold(0, |out, role| out | 1_u64 << role);
+        (out != 0).then(|| standing.level.drives_borne(standing.width, out))
     }
 
     /// True when no array uses the drive any more: it failed, or another took its place. What the

@@ -566,6 +566,9 @@ impl<S: ByteStream + 'static> Controller<S> {
                 page if page == LogPage::ChangedNamespaces as u8 => CHANGED_BYTES,
                 _ => EVENT_PAGE_BYTES,
             };
+            if event != Some(Event::NamespacesChanged) {
+                controller.event.notify_all();
+            }
             let mut read = controller.log_page(page, u32::MAX, 0, bytes).await;
             for _ in 1..PAGE_TRIES {
                 match &read {
@@ -578,7 +581,7 @@ impl<S: ByteStream + 'static> Controller<S> {
             if admin.end().is_some() {
                 return;
             }
-            if matches!(read, Err(ConnectError::Refused { .. })) {
+            if event.is_some() && matches!(read, Err(ConnectError::Refused { .. })) {
                 // Until it is read nothing is told any more. The next controller is told everything.
                 let subsystem = &controller.identity.subsystem;
                 tracing::warn!(%subsystem, page, "a target does not say what has changed, and is left");
@@ -639,6 +642,11 @@ impl<S: ByteStream + 'static> Controller<S> {
     /// Waits until something is told.
     pub async fn told(&self) {
         self.event.until(|| (self.told.get() != Told::default()).then_some(())).await;
+    }
+
+    /// Waits until it is known what was told of, which may be asked for several times.
+    pub async fn has_told(&self) {
+        self.event.until(|| (!self.is_telling.get()).then_some(())).await;
     }
 
     /// All I/O queues.

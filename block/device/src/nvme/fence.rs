@@ -610,7 +610,13 @@ impl<N: Network> Paths<N> {
                 Ok(true) => self.unsettled.borrow().settled(gone.host),
                 Ok(false) => {}
                 // Others may go all the same: what is left grows with every connection that comes and goes.
-                Err(error @ ConnectError::Refused { .. }) => cleared = Err(error),
+                Err(error @ ConnectError::Refused { .. }) => {
+                    // One that may go another time is tried again.
+                    let is_final = |error: &ConnectError| matches!(error, ConnectError::Refused { status, .. } if status.do_not_retry);
+                    if cleared.as_ref().map_or_else(is_final, |()| true) {
+                        cleared = Err(error);
+                    }
+                }
                 Err(error) => return Err(error),
             }
         }

@@ -98,8 +98,8 @@ pub(super) struct Path<S> {
     /// Since when it is connected and the namespace is not there.
     absent_since: Cell<Option<Instant>>,
     why: RefCell<Option<String>>,
-    /// It leads there, and waits for its turn to be made whole.
-    awaits_turn: Cell<bool>,
+    /// It leads there, as far as names tell, and waits for its turn to be made whole.
+    pub(super) awaits_turn: Cell<bool>,
     /// It has been tried.
     was_tried: Cell<bool>,
     look: Notify,
@@ -467,12 +467,13 @@ impl<N: Network> Paths<N> {
             let was_whole = path.is_whole.get();
             let was_usable = path.is_reached();
             let looking = async {
+                // Before that it is not used; made whole it would only have the others made whole again.
+                controller.has_told().await;
                 let limit = self.options.timing.connect * STEPS_MAX;
                 let looked = reactor::timeout(limit, self.look_at(controller)).await;
                 let endless = ConnectError::Endless { stage: Stage::Looking, limit };
                 let (standing, why) = looked.unwrap_or(Err(endless))?;
                 if standing > Standing::Unusable && !path.is_whole.get() {
-                    path.awaits_turn.set(true);
                     self.make_whole(controller).await?;
                     path.is_whole.set(absences == self.absences.get());
                 } else if told.owner {
@@ -605,6 +606,7 @@ impl<N: Network> Paths<N> {
             let controller = path.controller.borrow().clone();
             let waits = path.standing.get() == Standing::Reserve || path.awaits_turn.get();
             (path.is_usable() || waits)
+                && !path.is_stray.get()
                 && controller.is_some_and(|it| {
                     it.host_id != *host_id && !it.queues().iter().any(|queue| queue.is_silent())
                 })

@@ -97,6 +97,8 @@ pub struct Target {
     pub refuses_warnings: bool,
     /// What was asked for last.
     pub wanted: Cell<Events>,
+    /// The page of changed namespaces is refused so often.
+    pub refuses_changes: Cell<u32>,
     /// Nobody is told of changed namespaces before the page that names them was read, all of it.
     is_masked: Cell<bool>,
     /// Host, key; and who holds the reservation, which lets all write who are registered.
@@ -200,6 +202,7 @@ impl Target {
             tells_absence_as_a_field: Cell::default(),
             refuses_warnings: false,
             wanted: Cell::default(),
+            refuses_changes: Cell::default(),
             is_masked: Cell::default(),
             persists: Cell::default(),
             keys: RefCell::default(),
@@ -481,6 +484,8 @@ impl Target {
                     from.host.set(data.host_id);
                     from.is_admin.set(connect.queue == 0);
                     from.is_discovery.set(data.subsystem.as_str() == levada_nvme::DISCOVERY_NQN);
+                    // A controller's own, as it is.
+                    self.is_masked.set(false);
                     self.controllers.set(self.controllers.get() + 1);
                     let asks = self.secrets.is_some()
                         && (from.is_admin.get() || !self.asks_on_the_admin_queue_only);
@@ -591,6 +596,10 @@ impl Target {
                 let group = AnaGroup { id: 1, state, changes: 0, namespaces: vec![1] };
                 let mut page = match LogPage::of(get.page)? {
                     LogPage::ChangedNamespaces if get.bytes != 4096 => {
+                        return Some((Status::INTERNAL_ERROR, 0, Vec::new()));
+                    }
+                    LogPage::ChangedNamespaces if self.refuses_changes.get() > 0 => {
+                        self.refuses_changes.set(self.refuses_changes.get() - 1);
                         return Some((Status::INTERNAL_ERROR, 0, Vec::new()));
                     }
                     LogPage::ChangedNamespaces => {

@@ -25,7 +25,11 @@ impl<N: Network> Paths<N> {
         &self,
         controller: &Controller<N::Stream>,
     ) -> Result<(), ConnectError> {
+        let path = self.paths.iter().find(|path| path.has_connection(&controller.host_id));
+        let path = path.ok_or_else(lost)?;
+        path.awaits_turn.set(true);
         let _turn = self.making_whole.acquire(1).await;
+        path.awaits_turn.set(false);
         self.compare_drives(controller).await?;
         self.check_owner(controller).await?;
         if self.has_lost.get() || self.was_there_all_along().await {

@@ -188,16 +188,14 @@ impl Operator {
                     .spares
                     .iter()
                     .any(|spare| self.spare_state(spare) == Some("spare"));
-            // Those of an enclosure went together.
-            let mut awaited: BTreeMap<&str, (u64, Vec<&str>)> = BTreeMap::new();
+            // Those of an enclosure mostly went together.
+            let mut awaited: BTreeMap<(&str, u64), Vec<&str>> = BTreeMap::new();
             for member in &status.members {
                 let Some(left) = member.awaited else { continue };
                 let enclosure = known.get(&member.name).map_or("", |(spec, _)| &*spec.enclosure);
-                let (seconds, names) = awaited.entry(enclosure).or_default();
-                *seconds = left.as_secs();
-                names.push(&member.name);
+                awaited.entry((enclosure, left.as_secs())).or_default().push(&member.name);
             }
-            problems.extend(awaited.iter().map(|(enclosure, (seconds, names))| {
+            problems.extend(awaited.iter().map(|((enclosure, seconds), names)| {
                 let (named, array) = (named_in(enclosure, names), &array.spec.name);
                 match (has_spare, names.len()) {
                     (true, 1) => format!(

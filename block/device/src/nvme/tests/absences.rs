@@ -118,6 +118,28 @@ fn a_page_that_arrives_damaged_leaves_its_path_usable() {
     });
 }
 
+/// Until what has changed was read a target tells of nothing more.
+#[test]
+fn what_a_target_refuses_to_tell_is_asked_for_again() {
+    for (seed, refusals) in [(1, 2), (2, 9)] {
+        run(seed, async {
+            let (net, target, paths) = two_paths(Target::new());
+            let device = open(&net, &paths).await;
+            for round in 1..=2 {
+                let data = pattern(round, 4096);
+                write(&device, 0, &data).await.expect("written");
+                target.refuses_changes.set(if round == 1 { refusals } else { 0 });
+                target.reinsert(Duration::from_millis(50)).await;
+                // Nothing is asked for meanwhile, by which it would be noticed as well.
+                reactor::sleep(Duration::from_secs(20)).await;
+                assert!(read(&device, 0, 4096).await.expect("read") == data[..]);
+                device.flush().await.expect("flushed");
+                assert_eq!(&target.durable.borrow()[..4096], &data[..]);
+            }
+        });
+    }
+}
+
 /// A target that restarts shows another drive in the same place: names and sizes are those of the place.
 #[test]
 fn another_drive_under_the_same_name_is_not_taken_for_the_same() {

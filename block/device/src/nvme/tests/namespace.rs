@@ -365,6 +365,32 @@ fn a_path_that_answers_no_commands_on_blocks_is_lost_within_five_seconds() {
     }
 }
 
+/// Both come back at once, and one of them hangs as soon as it is to be used: it keeps the other one from nothing.
+#[test]
+fn a_path_that_hangs_while_it_is_made_whole_gives_way() {
+    for seed in 0..10 {
+        run(seed, async {
+            let mut target = Target::new();
+            target.keeps_reservations = true;
+            let (net, target, paths) = two_paths(target);
+            let device = open(&net, &paths).await;
+            device.fence(Epoch(1)).await.expect("nobody's");
+            reactor::sleep(Duration::from_millis(10)).await;
+            for path in paths {
+                net.down(path);
+            }
+            target.restart();
+            target.mute_at.borrow_mut().push(paths[0]);
+            for path in paths {
+                target.listen(&net, path);
+            }
+            let begun = reactor::now();
+            assert!(read(&device, 0, 4096).await.expect("read") == [0; 4096]);
+            assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
+        });
+    }
+}
+
 /// A drive that takes long is not better reached over the other path.
 #[test]
 fn a_drive_that_hangs_costs_no_path_before_a_command_has_had_its_time() {
