@@ -192,6 +192,25 @@ mod tests {
     }
 
     #[test]
+    fn what_cannot_be_used_is_told_kind_by_kind() {
+        let drive = |namespace, bytes, is_read_only| FoundDrive {
+            namespace,
+            bytes,
+            block_bytes: 4096,
+            has_reservations: false,
+            is_read_only,
+        };
+        let drives =
+            [drive(1, 1, false), drive(2, 1, false), drive(3, 0, false), drive(4, 1, true)];
+        let told = left_out(&drives.iter().collect::<Vec<_>>());
+        let (blocks, read_only) = ("namespaces 3 (blocks", "namespaces 4 (read-only)");
+        assert!(told.contains(blocks) && told.contains(read_only), "{told}");
+        assert!(told.contains("namespaces {1..2} (no reservations)"), "{told}");
+        assert!(told.contains("`power_fence`"), "{told}");
+        assert_eq!(left_out(&[]), "");
+    }
+
+    #[test]
     fn a_file_that_is_changed_meanwhile_is_left_alone() {
         let dir = tempfile::tempdir().expect("a directory");
         let (at, link) = (dir.path().join("levada.toml"), dir.path().join("link.toml"));

@@ -110,7 +110,7 @@ fn health_lines(health: &DriveHealth) -> Vec<String> {
             health.media_errors
         ),
         format!(
-            "in its life {} read, {} written; on for {} h, {} power cycles, {} of them unsafe; {} min too warm, {} min too hot",
+            "in its life {} read, {} written; on for {} h, {} power cycles, {} unsafe shutdowns; {} min too warm, {} min too hot",
             bytes(health.read_bytes),
             bytes(health.written_bytes),
             health.power_on_hours,

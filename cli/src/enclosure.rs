@@ -295,7 +295,7 @@ fn show_found(found: &Found) {
 
 /// How it is, in a line.
 fn headline(status: &EnclosureStatus) -> String {
-    let drives = status.bays.iter().filter(|bay| bay.has_drive).count();
+    let drives = status.bays.iter().filter(|bay| bay.drive.is_some()).count();
     let power = if status.has_power { "" } else { ", without power" };
     format!("enclosure {}: {drives} of {} drives{power}", status.name, status.bays.len())
 }

@@ -9,7 +9,7 @@ use levada_base::reactor::Reactor;
 use levada_node::assembly::{AssemblyError, Tuning};
 use levada_node::outlook::{Outlook, Reduced, outlook};
 use levada_node::state::{Phase, RunningNode};
-use levada_node::{Absent, DeadPath, FileDrives, Placed, absent, dead_paths};
+use levada_node::{Absent, DeadPath, FileDrives, Placed, absent, dead_paths, survives_now};
 use levada_spec::{ArraySpec, ClusterFile, EnclosureSpec, Level, Loaded, Required};
 use std::path::{Path, PathBuf};
 
@@ -172,17 +172,12 @@ fn say_missing(cluster: &ClusterFile, missing: &[(String, String)]) {
 /// What arrays bear now that some of their drives are not there, and of what more is asked for.
 fn say_reduced(cluster: &ClusterFile, reduced: &[Reduced]) {
     for Reduced { array, drives } in reduced {
-        let bears = match drives {
-            0 => "no further loss".to_owned(),
-            1 => "the loss of any 1 drive".to_owned(),
-            drives => format!("the loss of any {drives} drives"),
-        };
         let asked = required_of(cluster, array, |required| required.drives);
         let less = match asked > *drives as u64 {
             true => format!("; at least {asked} is asked for"),
             false => String::new(),
         };
-        say!("  ! array {array} survives {bears} now{less}");
+        say!("  ! array {array} {}{less}", survives_now(*drives));
     }
 }
 

@@ -172,6 +172,10 @@ fn a_cluster_outlives_paths_and_an_enclosure() {
     let (worn, well) = (health("e1-2"), health("e1-1"));
     assert_eq!(worn["complaints"], serde_json::json!(["low-spare", "worn"]), "{worn}");
     assert_eq!(well["complaints"], serde_json::json!([]), "{well}");
+    let shown = cluster.ok(&["drive", "show", "e1-2"]);
+    assert!(shown.contains("95 % of its endurance used, spare 8 % (at least 10 %)"), "{shown}");
+    assert!(shown.contains("! low-spare, worn") && !shown.contains("e1-1"), "{shown}");
+    cluster.refused(&["drive", "show", "nobody"], &["there is no drive nobody"]);
     assert!(well["written_bytes"].as_u64() > Some(1_000_000), "{well}");
     drawers[0].ok("wear", &["2", "--used", "3", "--spare", "100"]);
     wait_until("it is as new", || is_healthy(&cluster));
@@ -214,6 +218,8 @@ fn a_cluster_outlives_paths_and_an_enclosure() {
         "{planned}"
     );
     assert!(planned.contains("`levada up` opens it without 2 drives"), "{planned}");
+    let now = "array data survives no further loss now; at least 2 is asked for";
+    assert!(planned.contains(now), "{planned}");
     let up = cluster.ok(&["up"]);
     assert!(
         up.contains("needs attention") && up.contains("drives e3-1, e3-2 of enclosure e3: 127."),

@@ -47,7 +47,6 @@ pub struct PathStatus {
 pub struct BayStatus {
     /// Also the number of its namespace.
     pub bay: u32,
-    pub has_drive: bool,
     pub state: BayState,
     /// `None`: the bay is empty.
     pub drive: Option<DriveStatus>,
@@ -178,7 +177,7 @@ impl Enclosure {
             slow_by_ms: bay.slowness().as_millis() as u64,
             health: DriveHealth::of(&health),
         });
-        BayStatus { bay: bay.number, has_drive, state, drive }
+        BayStatus { bay: bay.number, state, drive }
     }
 
     /// Carries an order out.

@@ -37,4 +37,4 @@ pub use file_drives::FileDrives;
 pub use placed::Placed;
 pub use remote_drives::{DeadPath, RemoteDrives, dead_paths};
 pub use run::{Ended, NodeOptions, log_to_stderr, run};
-pub use told::{Absent, absent};
+pub use told::{Absent, absent, survives_now};

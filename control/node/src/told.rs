@@ -16,6 +16,16 @@ pub(crate) fn some_of<T: AsRef<str>>(drives: &[T]) -> String {
     }
 }
 
+/// What an array survives that bears the loss of so many more drives, whichever.
+#[must_use]
+pub fn survives_now(drives: usize) -> String {
+    match drives {
+        0 => "survives no further loss now".into(),
+        1 => "survives the loss of any 1 drive now".into(),
+        _ => format!("survives the loss of any {drives} drives now"),
+    }
+}
+
 /// Drives of an enclosure, as the subject of a sentence.
 pub(crate) fn named_in(enclosure: &str, drives: &[&str]) -> String {
     match drives {

@@ -10,7 +10,7 @@ use crate::control::{
 };
 use crate::meters::{CacheMeters, DriveMeters, Meters, OpMeters, TargetMeters, percentiles};
 use crate::placed::{displaced, played};
-use crate::told::{Absent, absent, named_in, some_of};
+use crate::told::{Absent, absent, named_in, some_of, survives_now};
 use levada_base::reactor;
 use levada_device::{BlockError, Drive};
 use levada_health::Record;
@@ -389,9 +389,7 @@ impl Operator {
             let left = array.array.bears_without(&away);
             match left {
                 _ if status.stopped.is_some() => format!("{name} serves nothing now"),
-                0 => format!("{name} survives no further loss now"),
-                1 => format!("{name} survives the loss of any 1 drive now"),
-                _ => format!("{name} survives the loss of any {left} drives now"),
+                _ => format!("{name} {}", survives_now(left)),
             }
         };
         self.cluster.arrays.iter().map(left).collect()
