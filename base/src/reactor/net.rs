@@ -17,7 +17,7 @@ use crate::{BufMut, IoVec};
 use io_uring::{opcode, squeue, types};
 use std::fmt;
 use std::io;
-use std::mem::{offset_of, size_of, zeroed};
+use std::mem::{ManuallyDrop, offset_of, size_of, zeroed};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::linux::net::SocketAddrExt;
@@ -28,6 +28,14 @@ use std::rc::Rc;
 /// So much is sent by a call of its own, and the other side has something to do at once. Less waits for the end of the thread's turn:
 /// what many tasks send then goes together, and finds the other side awake.
 const SENT_AT_ONCE_BYTES: usize = 64 << 10;
+
+/// Asks the standard library about a socket, without a descriptor of its own: the connection that took the last one there was could not be
+/// told who it is from.
+fn lent_to_std<S: FromRawFd, T>(fd: BorrowedFd<'_>, ask: impl FnOnce(&S) -> T) -> T {
+    // SAFETY: it is open for as long as it is borrowed, and not closed here.
+    let socket = ManuallyDrop::new(unsafe { S::from_raw_fd(fd.as_raw_fd()) });
+    ask(&socket)
+}
 
 /// A socket that takes connections.
 #[derive(Debug)]
@@ -75,7 +83,7 @@ impl Listener {
     ///
     /// When this is a Unix socket.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        std::net::TcpListener::from(self.fd.try_clone()?).local_addr()
+        lent_to_std(self.fd.as_fd(), std::net::TcpListener::local_addr)
     }
 
     /// Waits for the next connection.
@@ -583,7 +591,7 @@ impl Stream {
     ///
     /// When this is a Unix socket.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        std::net::TcpStream::from(self.fd.try_clone()?).local_addr()
+        lent_to_std(self.fd.as_fd(), std::net::TcpStream::local_addr)
     }
 
     /// The address of the other end.
@@ -592,7 +600,7 @@ impl Stream {
     ///
     /// When this is a Unix socket, or not connected any more.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
-        std::net::TcpStream::from(self.fd.try_clone()?).peer_addr()
+        lent_to_std(self.fd.as_fd(), std::net::TcpStream::peer_addr)
     }
 }
 

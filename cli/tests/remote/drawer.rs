@@ -85,6 +85,11 @@ impl Drawer {
         }
     }
 
+    /// The process that serves it.
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
     /// The address of a path.
     pub fn path(&self, path: usize) -> &str {
         &self.paths[path]

@@ -16,6 +16,7 @@ use levada_base::reactor::Reactor;
 use levada_base::{Buf, BufMut};
 use levada_device::nvme::{Host, NvmeNamespace, NvmeUrl, Options};
 use levada_device::{Device, Durability};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -483,6 +484,24 @@ fn an_enclosure_lets_in_who_proves_itself_or_comes_within_tls() {
             .expect("it runs");
         assert!(!useless.status.success() && said(&useless).contains(why), "{}", said(&useless));
     }
+}
+
+/// A process may have fewer descriptors than connections are let in: who has opened all that there are and says nothing makes room.
+#[test]
+fn who_says_nothing_keeps_nobody_out_where_descriptors_are_few() {
+    let place = Box::new();
+    let drawer = Drawer::start(place.dir.path(), "e1", IN_MEMORY);
+    let process = Pid::from_raw(drawer.pid().cast_signed());
+    let few = Rlimit { current: Some(64), ..getrlimit(Resource::Nofile) };
+    prlimit(process, Resource::Nofile, few).expect("lowered");
+    let silent: Vec<_> = (0..100).map(|_| TcpStream::connect(drawer.path(0))).collect();
+    assert!(silent.iter().all(Result::is_ok), "the system takes them");
+    let begun = Instant::now();
+    let mut find = Command::new(LEVADA);
+    let found = find.args(["enclosure", "find", drawer.path(0)]).output().expect("it runs");
+    assert!(found.status.success(), "{}", said(&found));
+    // What they have to say they may take half a minute for.
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
 }
 
 /// Its cache goes with it; whoever wrote there, and has not been told that it is durable, writes that again.
