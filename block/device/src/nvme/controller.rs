@@ -2,7 +2,7 @@
 //!
 //! What always holds:
 //! - The queues of a controller end together. When one does, for whatever reason, nothing more is sent on the others, so that the target
-//!   hears no sign of life any more.
+//!   hears no sign of life any more. But for a shutdown in order: by the admin queue the target says when it is done.
 //! - What a controller says of itself is checked before anything is sent that depends on it.
 
 use super::exchange::COMMANDS_MAX;
@@ -191,6 +191,8 @@ pub(crate) struct Controller<S> {
     /// Of an admin command.
     limit: Duration,
     told: Cell<Told>,
+    /// The target is told that the host goes, and ends I/O queues by itself.
+    is_shutting_down: Rc<Cell<bool>>,
     /// It has told of changed namespaces, and is being asked which those are.
     is_telling: Cell<bool>,
     /// Namespaces that were changed, as the target told, since somebody looked; `None`: it was not asked yet, or does not say.
@@ -459,6 +461,7 @@ impl<S: ByteStream + 'static> Controller<S> {
             queues,
             limit: options.timing.command,
             told: Cell::default(),
+            is_shutting_down: Rc::default(),
             is_telling: Cell::default(),
             changed: RefCell::default(),
             event: Notify::default(),
@@ -498,9 +501,14 @@ impl<S: ByteStream + 'static> Controller<S> {
     /// Starts what goes on for as long as the controller is there.
     fn attend(self: &Rc<Self>, options: &Options, has_events: bool) {
         let all: Vec<_> = self.all().cloned().collect();
+        let (admin, is_shutting_down) = (Rc::clone(&self.admin), Rc::clone(&self.is_shutting_down));
         reactor::spawn(async move {
             let over: Vec<_> = all.iter().map(|queue| Box::pin(queue.over())).collect();
             select_all(over).await;
+            if is_shutting_down.get() {
+                // By it the target says when everything is durable.
+                admin.over().await;
+            }
             join_all(all.iter().map(|queue| queue.close(QueueError::Closed))).await;
         });
         let (admin, subsystem) = (Rc::clone(&self.admin), self.identity.subsystem.clone());
@@ -547,7 +555,7 @@ impl<S: ByteStream + 'static> Controller<S> {
                 continue;
             }
             let event = Event::of(completion.result);
-            let mut told = controller.told.get();
+            let mut told = Told::default();
             match event {
                 Some(Event::AnaChanged) => told.ana = true,
                 Some(Event::NamespacesChanged) => told.namespaces = true,
@@ -558,7 +566,7 @@ impl<S: ByteStream + 'static> Controller<S> {
                 Some(Event::DiscoveryChanged) | None => {}
             }
             // At once: from now on a namespace cannot be called untouched.
-            controller.told.set(told);
+            controller.told.set(controller.told.get() | told);
             controller.is_telling.set(event == Some(Event::NamespacesChanged));
             // The page, which is in bits 23:16, is read so that the target tells of the next.
             let page = (completion.result >> 16) as u8;
@@ -581,8 +589,10 @@ impl<S: ByteStream + 'static> Controller<S> {
             if admin.end().is_some() {
                 return;
             }
-            if event.is_some() && matches!(read, Err(ConnectError::Refused { .. })) {
-                // Until it is read nothing is told any more. The next controller is told everything.
+            // A drive's health it may keep to itself.
+            let is_needed = event.is_some() && !told.warnings;
+            if is_needed && matches!(read, Err(ConnectError::Refused { .. })) {
+                // Until it is read nothing of its kind is told any more. The next controller is told everything.
                 let subsystem = &controller.identity.subsystem;
                 tracing::warn!(%subsystem, page, "a target does not say what has changed, and is left");
                 return admin.close(QueueError::Closed).await;
@@ -607,9 +617,12 @@ impl<S: ByteStream + 'static> Controller<S> {
         Admin { queue: &self.admin, limit: self.limit }
     }
 
-    /// What was told since the last call.
+    /// What was told since the last call. Of changed namespaces as soon as it is known which those are.
     pub fn take_told(&self) -> Told {
-        self.told.take()
+        let told = self.told.get();
+        let is_telling = told.namespaces && self.is_telling.get();
+        self.told.set(Told { namespaces: is_telling, ..Told::default() });
+        Told { namespaces: told.namespaces && !is_telling, ..told }
     }
 
     /// Nobody was told that a namespace may have changed.
@@ -702,6 +715,7 @@ impl<S: ByteStream + 'static> Controller<S> {
     /// Ends the controller in order: what it has under way is finished, and it knows that the host is gone.
     pub async fn shut_down(&self) {
         let admin = self.admin();
+        self.is_shutting_down.set(true);
         let shutting_down = async {
             let configuration = u64::from(Configuration::ENABLED.shut_down().0);
             admin.set(Property::Configuration, configuration).await?;

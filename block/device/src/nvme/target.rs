@@ -4,11 +4,12 @@
     allow(dead_code, reason = "tests choose more of its behaviour than the fuzzer does")
 )]
 
+use futures_util::future::{Either, select};
 use levada_base::Buf;
 use levada_base::checksum::crc32c;
-use levada_base::reactor;
+use levada_base::reactor::{self, Instant};
 use levada_base::stream::{ByteStream, Inbox, MemoryNetwork, MemoryStream, Outbox, Outgoing};
-use levada_base::sync::Notify;
+use levada_base::sync::{Notify, Once};
 use levada_nvme::authentication::{Names, Secrets, Verifier};
 use levada_nvme::fabrics::{
     AuthenticationTransfer, CONNECT_BYTES, Capabilities, Configuration, Connect, ConnectData,
@@ -28,7 +29,9 @@ use levada_nvme::{
 };
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::future::pending;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -126,6 +129,14 @@ pub struct Target {
     pub seen: RefCell<Vec<(u8, SocketAddr)>>,
     waiting: RefCell<Vec<(Rc<Outbox>, Framing, u16)>>,
     controllers: Cell<u16>,
+    /// As soon as a host begins to go, its I/O queues end,
+    pub ends_queues: Cell<bool>,
+    /// which they do from then on.
+    leaves: Once,
+    /// Hosts that have heard that their shutdown is complete.
+    pub told_shut_down: Cell<u32>,
+    /// It has no page of health.
+    pub hides_health: Cell<bool>,
 }
 
 /// A connection, as commands see it.
@@ -138,6 +149,7 @@ struct From {
     is_discovery: Rc<Cell<bool>>,
     is_admin: Rc<Cell<bool>>,
     configuration: Rc<Cell<u32>>,
+    shut_down_since: Rc<Cell<Option<Instant>>>,
     verifier: Rc<RefCell<Option<Verifier>>>,
 }
 
@@ -221,6 +233,10 @@ impl Target {
             seen: RefCell::default(),
             waiting: RefCell::default(),
             controllers: Cell::default(),
+            ends_queues: Cell::default(),
+            leaves: Once::default(),
+            told_shut_down: Cell::default(),
+            hides_health: Cell::default(),
         }
     }
 
@@ -328,11 +344,23 @@ impl Target {
             is_discovery: Rc::default(),
             is_admin: Rc::default(),
             configuration: Rc::default(),
+            shut_down_since: Rc::default(),
             verifier: Rc::default(),
         };
         let mut open: BTreeMap<u16, (Command, Vec<u8>, u32)> = BTreeMap::new();
+        let leaves = async {
+            self.leaves.happened().await;
+            if from.is_admin.get() {
+                pending::<()>().await;
+            }
+        };
+        let mut leaves = pin!(leaves);
         loop {
-            let (pdu, data) = self.unit(inbox, digests).await?;
+            let unit = match select(pin!(self.unit(inbox, digests)), &mut leaves).await {
+                Either::Left((unit, _)) => unit,
+                Either::Right(_) => None,
+            };
+            let (pdu, data) = unit?;
             match pdu {
                 Pdu::Command(command) => {
                     let is_to_us = command.opcode() & 0b11 == 1;
@@ -527,9 +555,13 @@ impl Target {
                             ControllerState {
                                 is_ready: configuration.is_enabled(),
                                 has_failed: false,
-                                shutdown: match configuration.is_shutting_down() {
-                                    true => Shutdown::Complete,
-                                    false => Shutdown::None,
+                                shutdown: match from.shut_down_since.get() {
+                                    Some(since) if since.elapsed() >= self.flush_takes.get() => {
+                                        self.told_shut_down.set(self.told_shut_down.get() + 1);
+                                        Shutdown::Complete
+                                    }
+                                    Some(_) => Shutdown::UnderWay,
+                                    None => Shutdown::None,
                                 },
                             }
                             .value(),
@@ -537,7 +569,14 @@ impl Target {
                     }
                 }
                 FabricsType::PropertySet => {
-                    from.configuration.set(PropertyAccess::of(command).value as u32);
+                    let configuration = PropertyAccess::of(command).value as u32;
+                    from.configuration.set(configuration);
+                    if Configuration(configuration).is_shutting_down() {
+                        from.shut_down_since.set(Some(reactor::now()));
+                        if self.ends_queues.get() {
+                            self.leaves.happen();
+                        }
+                    }
                     well(0)
                 }
                 _ => None,
@@ -605,6 +644,9 @@ impl Target {
                     LogPage::ChangedNamespaces => {
                         self.is_masked.set(false);
                         log::changed_namespaces(&self.changed_namespaces.borrow())
+                    }
+                    LogPage::Health if self.hides_health.get() => {
+                        return Some((Status::INVALID_FIELD.and_do_not_retry(), 0, Vec::new()));
                     }
                     LogPage::Ana => log::ana(0, &[group], false),
                     LogPage::Discovery => log::discovery(4, &self.discovered.borrow()),

@@ -8,7 +8,9 @@ use crate::{BlockError, Device, Witness};
 use futures_util::future::join;
 use levada_base::stream::MemoryNetwork;
 use levada_base::{Buf, Epoch, reactor};
+use levada_nvme::IoOpcode;
 use levada_nvme::identify::OptionalCommands;
+use levada_nvme::log::Event;
 use levada_nvme::pdu::Digests;
 use std::rc::Rc;
 use std::time::Duration;
@@ -97,6 +99,27 @@ fn nothing_is_durable_while_it_is_not_known_which_namespace_was_away() {
         join(target.reinsert(Duration::from_millis(50)), used).await;
         assert_eq!(target.durable.borrow()[..4096], data[..]);
     });
+}
+
+/// Another drive was away, and more is told before anybody has looked: this one was there all along.
+#[test]
+fn a_drive_is_not_made_whole_for_another() {
+    for (seed, apart_ms) in (1..).zip([0, 1, 10, 25, 60, 110]) {
+        run(seed, async {
+            let (_net, target, device) = opened(options()).await;
+            write(&device, 0, &pattern(1, 4096)).await.expect("written");
+            target.changed_namespaces.replace(vec![2]);
+            target.admin_late.set(Duration::from_millis(50));
+            let (ana, other) = (Event::AnaChanged, Event::NamespacesChanged);
+            for event in [ana, other, ana, other, other, ana, ana] {
+                target.tell(event);
+                reactor::sleep(Duration::from_millis(apart_ms)).await;
+            }
+            reactor::sleep(Duration::from_secs(5)).await;
+            device.flush().await.expect("flushed");
+            assert_eq!(target.came(IoOpcode::Write).len(), 1, "{apart_ms} ms: written again");
+        });
+    }
 }
 
 /// Which namespaces have changed arrives damaged: then any of them has.

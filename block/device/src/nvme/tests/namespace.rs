@@ -111,6 +111,35 @@ fn everything_a_device_does() {
     }
 }
 
+/// Which ends the I/O queues first, and flushes then.
+#[test]
+fn who_closes_a_drive_hears_that_its_target_is_done() {
+    run(2, async {
+        let (net, target, paths) = two_paths(Target::new());
+        let device = open(&net, &paths[..1]).await;
+        target.ends_queues.set(true);
+        target.flush_takes.set(Duration::from_millis(300));
+        device.close().await;
+        assert_eq!(target.told_shut_down.get(), 1);
+    });
+}
+
+/// What a target does not tell of a drive's health is no reason to leave it.
+#[test]
+fn a_drive_that_warns_and_says_no_more_stays() {
+    run(3, async {
+        let (net, target, paths) = two_paths(Target::new());
+        let device = open(&net, &paths).await;
+        reactor::sleep(Duration::from_millis(10)).await;
+        let controllers = target.controllers();
+        target.hides_health.set(true);
+        target.tell(Event::Unreliable);
+        reactor::sleep(Duration::from_secs(10)).await;
+        read(&device, 0, 512).await.expect("read");
+        assert_eq!(target.controllers(), controllers, "nothing was connected anew");
+    });
+}
+
 #[test]
 fn a_drive_that_begins_to_warn_is_noticed_at_once() {
     for refuses_warnings in [false, true] {
