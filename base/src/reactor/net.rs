@@ -37,6 +37,12 @@ fn lent_to_std<S: FromRawFd, T>(fd: BorrowedFd<'_>, ask: impl FnOnce(&S) -> T) -
     ask(&socket)
 }
 
+/// Of the descriptors that the process may have connections leave so many at most: who is let in has files opened, and threads that work
+/// for him.
+const SPARE_DESCRIPTORS_MAX: u64 = 16;
+/// Fewer, where there are not many.
+const SPARE_DESCRIPTORS_SHARE: u64 = 8;
+
 /// A socket that takes connections.
 #[derive(Debug)]
 pub struct Listener {
@@ -117,19 +123,22 @@ impl Listener {
     }
 }
 
+/// True for errors of [`Listener::accept`] by which the system is short of what each connection has.
+#[must_use]
+pub fn accept_error_is_of_room(error: &io::Error) -> bool {
+    let errno = error.raw_os_error();
+    matches!(errno, Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
+}
+
 /// True for errors of [`Listener::accept`] that say nothing about the listener: what was to be
 /// connected broke, or the system is short of something.
 #[must_use]
 pub fn accept_error_passes(error: &io::Error) -> bool {
-    matches!(
+    let is_of_peer = matches!(
         error.raw_os_error(),
         Some(
-            libc::EMFILE
-                | libc::ENFILE
-                | libc::ENOBUFS
-                | libc::ENOMEM
-                // Errors of the network that wait on the new socket: accept(2).
-                | libc::ENETDOWN
+            // Errors of the network that wait on the new socket: accept(2).
+            libc::ENETDOWN
                 | libc::EPROTO
                 | libc::ENOPROTOOPT
                 | libc::EHOSTDOWN
@@ -140,7 +149,8 @@ pub fn accept_error_passes(error: &io::Error) -> bool {
                 // Rules of a firewall.
                 | libc::EPERM
         )
-    )
+    );
+    is_of_peer || accept_error_is_of_room(error)
 }
 
 impl AsFd for Listener {
@@ -215,6 +225,16 @@ impl Stream {
     #[must_use]
     pub fn carried(self) -> Self {
         Self { carrier: Core::current().next_carrier(), ..self }
+    }
+
+    /// True where the process has hardly more descriptors than this one takes: they are given out from below.
+    #[must_use]
+    pub fn takes_a_last_descriptor(&self) -> bool {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: fills one structure.
+        let got = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+        let spare = SPARE_DESCRIPTORS_MAX.min(limit.rlim_cur / SPARE_DESCRIPTORS_SHARE);
+        got == 0 && self.fd.as_raw_fd() as u64 >= limit.rlim_cur.saturating_sub(spare)
     }
 
     /// Submits a read or a write.

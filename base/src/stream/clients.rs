@@ -5,14 +5,14 @@
 //! are.
 
 use crate::reactor;
-use crate::reactor::net::{Listener, Stream, accept_error_passes};
+use crate::reactor::net::{Listener, Stream, accept_error_is_of_room, accept_error_passes};
 use crate::sync::{Notify, Once};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// After an error of the system that passes, as when there are no descriptors left.
+/// After an error of the system that passes, as when there are no descriptors left, or hardly any.
 const ACCEPT_AGAIN_AFTER: Duration = Duration::from_millis(100);
 /// A part of all those that may be there: so many are waited for that have to go.
 const LEAVING_SHARE: usize = 8;
@@ -69,6 +69,15 @@ impl Clients {
         first.inspect(|first| first.happen()).is_some()
     }
 
+    /// Has some of the strangers make room. False: there are none.
+    fn displace_some(&self) -> bool {
+        let leaving = self.0.strangers.borrow().len().div_ceil(LEAVING_SHARE);
+        for _ in 0..leaving {
+            self.displace();
+        }
+        leaving > 0
+    }
+
     /// Returns when there is none.
     pub async fn all_left(&self) {
         self.0.left.until(|| (self.count() == 0).then_some(())).await;
@@ -84,16 +93,22 @@ impl Clients {
     ) {
         loop {
             match listener.accept().await {
+                // Each has a descriptor, of which the process may have fewer than clients are let in. The last ones are not for strangers.
+                Ok(stream) if stream.takes_a_last_descriptor() => {
+                    match self.displace_some().then(|| self.enter()).flatten() {
+                        Some(present) => serve(present, stream.carried()),
+                        None => tracing::warn!("{what} is turned away, no descriptors are left"),
+                    }
+                    reactor::sleep(ACCEPT_AGAIN_AFTER).await;
+                }
                 Ok(stream) => match self.enter() {
                     Some(present) => serve(present, stream.carried()),
                     None => tracing::warn!(most = self.0.most, "{what} is turned away"),
                 },
                 Err(error) if accept_error_passes(&error) => {
                     tracing::warn!(%error, "{what} cannot be accepted now");
-                    // Each has a descriptor, of which the process may have fewer than clients are let in.
-                    let strangers = self.0.strangers.borrow().len();
-                    for _ in 0..strangers.div_ceil(LEAVING_SHARE) {
-                        self.displace();
+                    if accept_error_is_of_room(&error) {
+                        self.displace_some();
                     }
                     reactor::sleep(ACCEPT_AGAIN_AFTER).await;
                 }

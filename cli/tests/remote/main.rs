@@ -21,6 +21,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 use support::{LEVADA, said, wait_until};
@@ -424,26 +425,30 @@ data = "data"
 metadata = "meta"
 "#;
 
+const HOST: &str = "nqn.2014-08.org.example:lab";
+const SECRET: &str = "DHHC-1:00:DxwGY8UbmsTaAN1OZlf5QUF9hLwXXN59EasSI7gLF70+3Jp0:";
+
+/// A file with a key of [`HOST`]: its path.
+fn key_file(dir: &Path, file: &str, key: &str) -> String {
+    let path = dir.join(file);
+    std::fs::write(&path, format!("{HOST} {key}\n")).expect("written");
+    let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    std::fs::set_permissions(&path, private).expect("ours");
+    path.to_str().expect("text").to_owned()
+}
+
 #[test]
 fn an_enclosure_lets_in_who_proves_itself_or_comes_within_tls() {
-    const SECRET: &str = "DHHC-1:00:DxwGY8UbmsTaAN1OZlf5QUF9hLwXXN59EasSI7gLF70+3Jp0:";
     const OTHER: &str = "DHHC-1:00:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:";
     const KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
     const ANOTHER_KEY: &str = "NVMeTLSkey-1:01:BwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyAhIiMkJSYDWRHm:";
     let array = Box::new();
     let dir = array.dir.path();
-    let keys = |file: &str, key: &str| {
-        let path = dir.join(file);
-        std::fs::write(&path, format!("nqn.2014-08.org.example:lab {key}\n")).expect("written");
-        let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
-        std::fs::set_permissions(&path, private).expect("ours");
-        path.to_str().expect("text").to_owned()
-    };
+    let keys = |file: &str, key: &str| key_file(dir, file, key);
     let (secret, key) = (keys("secret", SECRET), keys("key", KEY));
     let proof = Drawer::start(dir, "e1", &[IN_MEMORY, &["--keys", &secret]].concat());
     let tls = Drawer::start(dir, "e2", &[IN_MEMORY, &["--keys", &key, "--tls-only"]].concat());
-    let of =
-        |url: String, file: &str| format!("{url}&host=nqn.2014-08.org.example:lab&keys={file}");
+    let of = |url: String, file: &str| format!("{url}&host={HOST}&keys={file}");
     let mine = [of(proof.url(1), &secret), of(tls.url(1), &key)];
     let elsewhere = mine[0].replace("enclosure:e1", "enclosure:e7");
     for (drives, why) in [
@@ -457,10 +462,10 @@ fn an_enclosure_lets_in_who_proves_itself_or_comes_within_tls() {
     array.ok(&["create", "far", "--level", "1", &mine[0], &mine[1]]);
     // What is found with a file named from here is for a cluster file anywhere.
     let find = |enclosure: &Drawer, keys: &str| {
-        let (url, host) = (enclosure.enclosure_url(), "nqn.2014-08.org.example:lab");
+        let url = enclosure.enclosure_url();
         let address = url.split(['/', ',']).nth(2).expect("an address");
         let mut find = Command::new(LEVADA);
-        find.current_dir(dir).args(["enclosure", "find", address, "--host", host, "--keys", keys]);
+        find.current_dir(dir).args(["enclosure", "find", address, "--host", HOST, "--keys", keys]);
         find.output().expect("it runs")
     };
     let found = find(&proof, "secret");
@@ -490,18 +495,23 @@ fn an_enclosure_lets_in_who_proves_itself_or_comes_within_tls() {
 #[test]
 fn who_says_nothing_keeps_nobody_out_where_descriptors_are_few() {
     let place = Box::new();
-    let drawer = Drawer::start(place.dir.path(), "e1", IN_MEMORY);
-    let process = Pid::from_raw(drawer.pid().cast_signed());
-    let few = Rlimit { current: Some(64), ..getrlimit(Resource::Nofile) };
-    prlimit(process, Resource::Nofile, few).expect("lowered");
-    let silent: Vec<_> = (0..100).map(|_| TcpStream::connect(drawer.path(0))).collect();
-    assert!(silent.iter().all(Result::is_ok), "the system takes them");
-    let begun = Instant::now();
-    let mut find = Command::new(LEVADA);
-    let found = find.args(["enclosure", "find", drawer.path(0)]).output().expect("it runs");
-    assert!(found.status.success(), "{}", said(&found));
-    // What they have to say they may take half a minute for.
-    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    let secret = key_file(place.dir.path(), "secret", SECRET);
+    let keys = ["--keys", &secret];
+    for (name, more) in [("e1", &[][..]), ("e2", &keys)] {
+        let drawer = Drawer::start(place.dir.path(), name, &[IN_MEMORY, more].concat());
+        let process = Pid::from_raw(drawer.pid().cast_signed());
+        let few = Rlimit { current: Some(64), ..getrlimit(Resource::Nofile) };
+        prlimit(process, Resource::Nofile, few).expect("lowered");
+        let silent: Vec<_> = (0..100).map(|_| TcpStream::connect(drawer.path(0))).collect();
+        assert!(silent.iter().all(Result::is_ok), "the system takes them");
+        let begun = Instant::now();
+        let mut find = Command::new(LEVADA);
+        find.args(["enclosure", "find", drawer.path(0), "--host", HOST]).args(more);
+        let found = find.output().expect("it runs");
+        assert!(found.status.success(), "{}", said(&found));
+        // What they have to say they may take half a minute for.
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    }
 }
 
 /// Its cache goes with it; whoever wrote there, and has not been told that it is durable, writes that again.
@@ -530,6 +540,37 @@ fn what_a_pulled_drive_had_in_its_cache_is_written_again() {
             assert!(read == data[..], "of round {number} something is lost");
         }
         drive.close().await;
+    });
+}
+
+/// Who is done may take the power away: it is told when everything is durable.
+#[test]
+fn what_was_written_is_durable_once_its_host_is_gone() {
+    let place = Box::new();
+    // Which takes its time to flush.
+    let drawer = Drawer::start(place.dir.path(), "e1", &[IN_MEMORY, &["--model", "slow"]].concat());
+    Reactor::new().expect("an io_uring").block_on(async {
+        let url: NvmeUrl = drawer.url(1).parse().expect("a URL");
+        let open = async || {
+            let options = Options::new(Host::anonymous().expect("a name"));
+            NvmeNamespace::open(&url, options).await.expect("it is there")
+        };
+        for number in 1..=20 {
+            let drive = open().await;
+            let data = Buf::copy_of(&pattern(number, 0));
+            let written = drive.write(0, data.clone().into_vec(), Durability::Volatile).await;
+            written.expect("written");
+            drive.close().await;
+            // What was only in the cache is gone.
+            drawer.ok("power", &["off"]);
+            drawer.ok("power", &["on"]);
+            let drive = open().await;
+            let into = BufMut::for_overwrite(MIB).into_vec();
+            let read = drive.read(0, into).await.expect("read");
+            let read: Vec<u8> = read.iter().flat_map(|part| part.to_vec()).collect();
+            assert!(read == data[..], "of round {number} something is lost");
+            drive.close().await;
+        }
     });
 }
 
