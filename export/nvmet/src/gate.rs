@@ -247,12 +247,16 @@ impl Gate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use futures_util::future::select;
+    use futures_util::future::{join, select};
     use levada_base::Buf;
     use levada_base::reactor::Reactor;
     use levada_nvme::Nqn;
     use levada_nvme::authentication::{Group, Hash, MESSAGE_BYTES_MAX, Prover, Secret, Secrets};
     use std::pin::pin;
+    use std::sync::mpsc::{self, RecvTimeoutError};
+
+    /// Whoever waits for longer waits for ever.
+    const LONG: Duration = Duration::from_secs(5);
 
     /// One to which a host has offered the largest group, whose challenge takes some ten milliseconds.
     async fn about_to_challenge(proofs: &Proofs, peer: &str) -> Gate {
@@ -319,6 +323,13 @@ mod tests {
         });
     }
 
+    /// Has a step computed that takes as long as the sender is there. False: it is there for ever.
+    async fn compute_until_told(gate: &Gate, told: mpsc::Receiver<()>) -> Result<bool, Status> {
+        let proof = gate.proof.as_ref().expect("there is something to prove");
+        gate.compute(proof, move |_| told.recv_timeout(LONG) == Err(RecvTimeoutError::Disconnected))
+            .await
+    }
+
     /// Who goes away while its proof is computed leaves nobody the turn before that is done: otherwise connecting and going would be work for
     /// as many threads as there are rounds.
     #[test]
@@ -326,13 +337,15 @@ mod tests {
         Reactor::new().expect("an io_uring").block_on(async {
             let proofs = Proofs::default();
             let gate = about_to_challenge(&proofs, "192.0.2.1:1").await;
-            let (nothing, bytes) = (IoVec::new(), MESSAGE_BYTES_MAX);
+            let (tell, told) = mpsc::channel();
             {
-                let challenged = gate.prove(Step::Receive { bytes }, &nothing);
+                let computed = compute_until_told(&gate, told);
                 let a_moment = reactor::sleep(Duration::from_millis(1));
-                select(pin!(challenged), pin!(a_moment)).await;
+                select(pin!(computed), pin!(a_moment)).await;
             }
+            reactor::sleep(Duration::from_millis(20)).await;
             assert_eq!(proofs.at_once.available(), 0, "its thread goes on");
+            drop(tell);
             drop(proofs.at_once.acquire(1).await);
         });
     }
@@ -342,17 +355,13 @@ mod tests {
     fn others_go_on_while_a_proof_is_computed() {
         Reactor::new().expect("an io_uring").block_on(async {
             let gate = about_to_challenge(&Proofs::default(), "192.0.2.1:1").await;
-            let turns = Cell::new(0);
+            let (tell, told) = mpsc::channel();
             let others = async {
-                loop {
-                    reactor::sleep(Duration::from_millis(1)).await;
-                    turns.set(turns.get() + 1);
-                }
+                reactor::sleep(Duration::from_millis(20)).await;
+                drop(tell);
             };
-            let (nothing, bytes) = (IoVec::new(), MESSAGE_BYTES_MAX);
-            let challenged = gate.prove(Step::Receive { bytes }, &nothing);
-            select(pin!(challenged), pin!(others)).await;
-            assert!(turns.get() > 0, "everybody has waited");
+            let (is_told, ()) = join(compute_until_told(&gate, told), others).await;
+            assert!(is_told.expect("computed"), "everybody has waited");
             assert!(!gate.is_open());
         });
     }
