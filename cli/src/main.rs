@@ -67,13 +67,13 @@ enum Command {
         #[arg(long)]
         lazy: bool,
     },
-    /// Fail, replace and add drives
+    /// Show what drives say of themselves; fail, replace and add them
     #[command(subcommand)]
     Drive(drive::DriveCommand),
     /// Arrays on their own, over files, block devices or drives on the network, without a cluster
     #[command(subcommand)]
     Array(array::ArrayCommand),
-    /// Drives over NVMe/TCP, simulated: pulled drives, lost paths, cut power, on command
+    /// Find drives over NVMe/TCP, or serve simulated ones: pulled drives, lost paths, cut power, on command
     #[command(subcommand)]
     Enclosure(enclosure::EnclosureCommand),
     /// Volumes for virtual machines and whoever else wants a disk

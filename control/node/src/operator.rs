@@ -543,7 +543,7 @@ impl Operator {
 }
 
 /// True when the drive has room for the array, and the array never took it: taking a drive goes from
-/// array to array, and was cut short.
+/// array to array and was cut short, or the file named more drives than the array deals out.
 fn is_promised(array: &ClusterArray, drive: &Rc<Drive>) -> bool {
     let name = drive.label().drive_name.clone();
     array.member_on(&name).is_none() && drive.slice_of(array.array.status().uuid).is_some()

@@ -135,8 +135,8 @@ impl Operator {
                     let comes_in = self.spare_state(drive).is_none() && self.admitting.available() > 0;
                     if !names.is_empty() && comes_in {
                         problems.push(format!(
-                            "drive {drive} has not come into {} yet, taking it was cut short; \
-                             `levada drive add {drive}` completes it",
+                            "drive {drive} has room for {}, and neither serves nor waits there; \
+                             `levada drive add {drive}` has it taken",
                             names.join(", ")
                         ));
                     }
