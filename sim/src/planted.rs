@@ -80,7 +80,7 @@ pub const BUGS: &[Bug] = &[
     bug("nvme-overwrites-an-open-change", remote::nvme, 60),
     bug("nvme-overwrites-a-lost-change", remote::nvme, 6000),
     bug("nvme-unflushed-not-written-again", remote::nvme, 60),
-    bug("nvme-writes-beside-what-is-written-again", remote::nvme, 4000),
+    bug("nvme-writes-beside-what-is-written-again", remote::nvme, 12000),
     bug("nvme-all-versions-written-again", remote::nvme, 1500),
     bug("nvme-flush-covers-what-came-later", remote::nvme, 1000),
     bug("nvme-owner-not-looked-for", remote::nvme, 40),

@@ -7,22 +7,20 @@
 
 use super::exchange::COMMANDS_MAX;
 use super::host::HostId;
+use super::notices::{Notices, listen};
 use super::options::{Network, Options};
 use super::queue::{Queue, QueueError, Request, Terms, Unanswered};
 use futures_util::future::{join_all, select_all};
 use levada_base::reactor;
 use levada_base::stream::ByteStream;
-use levada_base::sync::Notify;
 use levada_base::{Buf, BufMut, IoVec, IoVecMut};
 use levada_nvme::authentication::{Names, NotAuthenticated};
 use levada_nvme::fabrics::{
     ANY_CONTROLLER, Capabilities, Configuration, Connect, ConnectData, ControllerState, Property,
     PropertyAccess, SUBSYSTEM_AT, Shutdown,
 };
-use levada_nvme::identify::{
-    ControllerIdentity, Events, IDENTIFY_BYTES, Identify, listed_namespaces,
-};
-use levada_nvme::log::{ADMIN_QUEUE_ENTRIES, Event, GetLogPage, LogPage};
+use levada_nvme::identify::{ControllerIdentity, Events, IDENTIFY_BYTES, Identify};
+use levada_nvme::log::{ADMIN_QUEUE_ENTRIES, GetLogPage};
 use levada_nvme::{
     AdminOpcode, Command, Completion, DISCOVERY_NQN, Feature, Nqn, NqnError, Status,
 };
@@ -30,22 +28,11 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::ops::BitOr;
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 use std::time::Duration;
 
-/// Data of the page that an event tells of: enough for the target to tell of the next.
-const EVENT_PAGE_BYTES: usize = 512;
-/// Of the page of changed namespaces: Linux's target gives all of it or nothing.
-const CHANGED_BYTES: usize = 4096;
-/// In place of identifiers, when there were too many.
-const TOO_MANY_CHANGED: u32 = u32::MAX;
 /// A target that looks after its hosts less often holds changes back for minutes, once a path is lost. The largest unit that is known is SPDK's, 10 s.
 const KEEP_ALIVE_UNIT_MAX: Duration = Duration::from_secs(60);
-/// Before events are asked for again, if they were refused.
-const LISTEN_AGAIN_AFTER: Duration = Duration::from_secs(1);
-/// What an event is about is asked for so often.
-const PAGE_TRIES: u32 = 3;
 /// A look at whether the controller is ready, or has shut down.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// How long a shutdown in order may take before the connections are closed all the same.
@@ -157,30 +144,6 @@ impl fmt::Display for Stage {
     }
 }
 
-/// What the target told of, and nobody has looked at.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Told {
-    pub ana: bool,
-    pub namespaces: bool,
-    /// A drive warns, maybe another one.
-    pub warnings: bool,
-    /// Another host has changed who may write.
-    pub owner: bool,
-}
-
-impl BitOr for Told {
-    type Output = Self;
-
-    fn bitor(self, other: Self) -> Self {
-        Self {
-            ana: self.ana | other.ana,
-            namespaces: self.namespaces | other.namespaces,
-            warnings: self.warnings | other.warnings,
-            owner: self.owner | other.owner,
-        }
-    }
-}
-
 /// See the module.
 pub(crate) struct Controller<S> {
     pub identity: ControllerIdentity,
@@ -190,14 +153,9 @@ pub(crate) struct Controller<S> {
     queues: Vec<Rc<Queue<S>>>,
     /// Of an admin command.
     limit: Duration,
-    told: Cell<Told>,
     /// The target is told that the host goes, and ends I/O queues by itself.
     is_shutting_down: Rc<Cell<bool>>,
-    /// It has told of changed namespaces, and is being asked which those are.
-    is_telling: Cell<bool>,
-    /// Namespaces that were changed, as the target told, since somebody looked; `None`: it was not asked yet, or does not say.
-    changed: RefCell<Option<Vec<u32>>>,
-    event: Notify,
+    pub notices: Rc<Notices>,
 }
 
 /// Queues while they are made: closed again when that fails.
@@ -460,11 +418,8 @@ impl<S: ByteStream + 'static> Controller<S> {
             admin: queue,
             queues,
             limit: options.timing.command,
-            told: Cell::default(),
             is_shutting_down: Rc::default(),
-            is_telling: Cell::default(),
-            changed: RefCell::default(),
-            event: Notify::default(),
+            notices: Rc::default(),
         });
         controller.attend(options, has_events);
         Ok(controller)
@@ -530,82 +485,8 @@ impl<S: ByteStream + 'static> Controller<S> {
             });
         }
         if has_events {
-            let (admin, weak) = (Rc::clone(&self.admin), Rc::downgrade(self));
-            reactor::spawn(async move { Self::listen(&admin, &weak).await });
-        }
-    }
-
-    /// Takes note of events, until there are none any more.
-    async fn listen(admin: &Rc<Queue<S>>, controller: &Weak<Self>) {
-        loop {
-            let command = Command::new(AdminOpcode::AsynchronousEventRequest as u8, 0, 0);
-            let forever = Request { limit: None, ..Request::new(command, Duration::ZERO) };
-            let answered = admin.run(forever).await;
-            let Ok(completion) = answered.outcome else { return };
-            let Some(controller) = controller.upgrade() else { return };
-            if !completion.status.is_success() {
-                // What changes is noticed all the same, when a command is refused.
-                let status = completion.status;
-                tracing::warn!(subsystem = %controller.identity.subsystem, %status, "no events");
-                if status.do_not_retry {
-                    return;
-                }
-                drop(controller);
-                reactor::sleep(LISTEN_AGAIN_AFTER).await;
-                continue;
-            }
-            let event = Event::of(completion.result);
-            let mut told = Told::default();
-            match event {
-                Some(Event::AnaChanged) => told.ana = true,
-                Some(Event::NamespacesChanged) => told.namespaces = true,
-                Some(Event::Unreliable | Event::Temperature | Event::LowSpare) => {
-                    told.warnings = true
-                }
-                Some(Event::ReservationNotice) => told.owner = true,
-                Some(Event::DiscoveryChanged) | None => {}
-            }
-            // At once: from now on a namespace cannot be called untouched.
-            controller.told.set(controller.told.get() | told);
-            controller.is_telling.set(event == Some(Event::NamespacesChanged));
-            // The page, which is in bits 23:16, is read so that the target tells of the next.
-            let page = (completion.result >> 16) as u8;
-            let bytes = match page {
-                page if page == LogPage::ChangedNamespaces as u8 => CHANGED_BYTES,
-                _ => EVENT_PAGE_BYTES,
-            };
-            if event != Some(Event::NamespacesChanged) {
-                controller.event.notify_all();
-            }
-            let mut read = controller.log_page(page, u32::MAX, 0, bytes).await;
-            for _ in 1..PAGE_TRIES {
-                match &read {
-                    Err(ConnectError::Refused { status, .. }) if !status.do_not_retry => {}
-                    _ => break,
-                }
-                reactor::sleep(LISTEN_AGAIN_AFTER).await;
-                read = controller.log_page(page, u32::MAX, 0, bytes).await;
-            }
-            if admin.end().is_some() {
-                return;
-            }
-            // A drive's health it may keep to itself.
-            let is_needed = event.is_some() && !told.warnings;
-            if is_needed && matches!(read, Err(ConnectError::Refused { .. })) {
-                // Until it is read nothing of its kind is told any more. The next controller is told everything.
-                let subsystem = &controller.identity.subsystem;
-                tracing::warn!(%subsystem, page, "a target does not say what has changed, and is left");
-                return admin.close(QueueError::Closed).await;
-            }
-            if event == Some(Event::NamespacesChanged) {
-                let read = read.ok().and_then(|page| page.first_chunk().copied());
-                let all =
-                    read.map_or(vec![TOO_MANY_CHANGED], |page| listed_namespaces(&page).collect());
-                controller.have_changed(all);
-                controller.is_telling.set(false);
-            }
-            controller.told.set(controller.told.get() | told);
-            controller.event.notify_all();
+            let (admin, notices) = (Rc::clone(&self.admin), Rc::clone(&self.notices));
+            reactor::spawn(listen(admin, Rc::downgrade(self), notices));
         }
     }
 
@@ -615,51 +496,6 @@ impl<S: ByteStream + 'static> Controller<S> {
 
     fn admin(&self) -> Admin<'_, S> {
         Admin { queue: &self.admin, limit: self.limit }
-    }
-
-    /// What was told since the last call. Of changed namespaces as soon as it is known which those are.
-    pub fn take_told(&self) -> Told {
-        let told = self.told.get();
-        let is_telling = told.namespaces && self.is_telling.get();
-        self.told.set(Told { namespaces: is_telling, ..Told::default() });
-        Told { namespaces: told.namespaces && !is_telling, ..told }
-    }
-
-    /// Nobody was told that a namespace may have changed.
-    pub fn is_untouched(&self) -> bool {
-        !self.told.get().namespaces && !self.is_telling.get()
-    }
-
-    /// Takes note of namespaces that were changed. So many at most as one page tells of, whoever tells of more and more.
-    fn have_changed(&self, namespaces: Vec<u32>) {
-        let mut changed = self.changed.borrow_mut();
-        let all = changed.get_or_insert_default();
-        all.extend(namespaces);
-        if all.len() > CHANGED_BYTES / size_of::<u32>() {
-            *all = vec![TOO_MANY_CHANGED];
-        }
-    }
-
-    /// How many it has taken note of.
-    #[cfg(test)]
-    pub fn changed(&self) -> usize {
-        self.changed.borrow().as_ref().map_or(0, Vec::len)
-    }
-
-    /// Whether `namespace` is among those that were changed since the last call. One that does not say which they were has changed any.
-    pub fn has_changed(&self, namespace: u32) -> bool {
-        let changed = self.changed.take();
-        changed.is_none_or(|all| all.iter().any(|id| [namespace, TOO_MANY_CHANGED].contains(id)))
-    }
-
-    /// Waits until something is told.
-    pub async fn told(&self) {
-        self.event.until(|| (self.told.get() != Told::default()).then_some(())).await;
-    }
-
-    /// Waits until it is known what was told of, which may be asked for several times.
-    pub async fn has_told(&self) {
-        self.event.until(|| (!self.is_telling.get()).then_some(())).await;
     }
 
     /// All I/O queues.

@@ -6,7 +6,7 @@
 //!   apart, without I/O.
 //! - `paths`: which controller a command goes to, and what happens when one is lost. `sight`: what a controller leads to; `likeness`: whether two lead to one drive; `whole`: what a path needs before it is used. `unsettled`:
 //!   changes that may still happen; `unflushed`: changes that may have to be made again.
-//! - `controller`: an admin queue and I/O queues that live and die together. `proof`: who host and target are; `keys`: files of their
+//! - `controller`: an admin queue and I/O queues that live and die together. `notices`: what it tells of by itself. `proof`: who host and target are; `keys`: files of their
 //!   secrets. TLS, if any, is below all of this: it is how connections come from the network (`options`). `discovery`: which subsystems there are at an address; `find`: and what is in them.
 //! - `queue`: one connection; `pulse`: whether it still carries anything; `exchange`: what is open on it, without I/O; `landing`: buffers while data land in them.
 //!
@@ -25,6 +25,7 @@ mod keys;
 mod landing;
 mod likeness;
 mod namespace;
+mod notices;
 mod options;
 mod order;
 mod paths;

@@ -34,6 +34,7 @@ use levada_nvme::identify::EVERY_NAMESPACE;
 use levada_nvme::log::{HEALTH_BYTES, LogPage};
 use levada_nvme::{Command, Completion, IoOpcode, Nqn, Status};
 use std::cell::{Cell, RefCell};
+use std::future::pending;
 use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
@@ -448,14 +449,33 @@ impl<N: Network> Paths<N> {
             reactor::spawn_in(&self.group, pulse);
         }
         let mut over = pin!(controller.over());
+        let mut look_again = Some(Duration::ZERO);
         loop {
-            let told = controller.take_told();
+            let due = async {
+                let looked_for = pin!(path.look.changed());
+                let later = async {
+                    match look_again {
+                        Some(Duration::ZERO) => {}
+                        Some(after) => reactor::sleep(after).await,
+                        None => pending().await,
+                    }
+                };
+                select(pin!(later), select(looked_for, pin!(controller.notices.come()))).await;
+                // Before that it is not used; made whole it would only have the others made whole again.
+                controller.notices.are_known().await;
+            };
+            match select(select(pin!(due), &mut over), pin!(self.ending())).await {
+                Either::Left((Either::Left(_), _)) => {}
+                Either::Left((Either::Right((why, _)), _)) => return why,
+                Either::Right(_) => return self.let_go(controller, over).await,
+            }
+            let told = controller.notices.take();
             if told.warnings {
                 self.warned.notify_all();
             }
             if told.namespaces
                 && let Some(known) = self.known.borrow().clone()
-                && controller.has_changed(known.namespace)
+                && controller.notices.has_changed(known.namespace)
             {
                 self.was_absent();
             }
@@ -467,8 +487,6 @@ impl<N: Network> Paths<N> {
             let was_whole = path.is_whole.get();
             let was_usable = path.is_reached();
             let looking = async {
-                // Before that it is not used; made whole it would only have the others made whole again.
-                controller.has_told().await;
                 let limit = self.options.timing.connect * STEPS_MAX;
                 let looked = reactor::timeout(limit, self.look_at(controller)).await;
                 let endless = ConnectError::Endless { stage: Stage::Looking, limit };
@@ -535,24 +553,13 @@ impl<N: Network> Paths<N> {
             if path.is_whole.get() && !was_whole {
                 self.clear_away();
             }
-            let again = async {
-                match path.is_usable() {
-                    true => std::future::pending().await,
-                    false if path.standing.get() == Standing::Reserve && self.owner.has_mark() => {
-                        reactor::sleep(LOOK_SOON).await;
-                    }
-                    false => reactor::sleep(LOOK_EVERY).await,
+            look_again = match path.is_usable() {
+                true => None,
+                false if path.standing.get() == Standing::Reserve && self.owner.has_mark() => {
+                    Some(LOOK_SOON)
                 }
+                false => Some(LOOK_EVERY),
             };
-            let mut looked_for = pin!(path.look.changed());
-            let mut told = pin!(controller.told());
-            let mut again = pin!(again);
-            let next = select(select(&mut looked_for, &mut told), &mut again);
-            match select(select(pin!(next), &mut over), pin!(self.ending())).await {
-                Either::Left((Either::Left(_), _)) => {}
-                Either::Left((Either::Right((why, _)), _)) => return why,
-                Either::Right(_) => return self.let_go(controller, over).await,
-            }
         }
     }
 
@@ -750,7 +757,7 @@ impl<N: Network> Paths<N> {
                     // The target may have lost what it had confirmed before anybody looked at this; so what was read may be older as well.
                     // And what failed may have failed for that.
                     Verdict::Done | Verdict::Failed(_)
-                        if losses != self.losses() || !controller.is_untouched() =>
+                        if losses != self.losses() || !controller.notices.tell_of_no_change() =>
                     {
                         BlockError::Gone
                     }
@@ -758,7 +765,7 @@ impl<N: Network> Paths<N> {
                     // Over this path the owner may not have been registered any more, or not yet again, when the target looked at it.
                     Verdict::Conflict
                         if losses != self.losses()
-                            || !controller.is_untouched()
+                            || !controller.notices.tell_of_no_change()
                             || !self.paths[at].is_whole.get() =>
                     {
                         BlockError::Gone
@@ -878,7 +885,8 @@ impl<S: levada_base::stream::ByteStream + 'static> Path<S> {
 
     /// And since then nothing was told that could be another look's matter.
     pub(super) fn is_usable(&self) -> bool {
-        let is_untouched = || self.controller.borrow().as_ref().is_some_and(|it| it.is_untouched());
+        let controller = self.controller.borrow();
+        let is_untouched = || controller.as_ref().is_some_and(|it| it.notices.tell_of_no_change());
         self.is_reached() && is_untouched()
     }
 

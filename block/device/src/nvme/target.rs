@@ -28,7 +28,7 @@ use levada_nvme::{
     AdminOpcode, Command, Completion, DataPointer, Feature, IoOpcode, Nqn, Status, ranges,
 };
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::pending;
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -102,8 +102,6 @@ pub struct Target {
     pub wanted: Cell<Events>,
     /// The page of changed namespaces is refused so often.
     pub refuses_changes: Cell<u32>,
-    /// Nobody is told of changed namespaces before the page that names them was read, all of it.
-    is_masked: Cell<bool>,
     /// Host, key; and who holds the reservation, which lets all write who are registered.
     pub keys: RefCell<BTreeMap<[u8; 16], u64>>,
     pub holder: Cell<Option<[u8; 16]>>,
@@ -127,7 +125,7 @@ pub struct Target {
     pub ana_groups: u32,
     /// Opcodes of commands on blocks that were carried out, and at which address they came.
     pub seen: RefCell<Vec<(u8, SocketAddr)>>,
-    waiting: RefCell<Vec<(Rc<Outbox>, Framing, u16)>>,
+    listeners: RefCell<Vec<Rc<Listener>>>,
     controllers: Cell<u16>,
     /// As soon as a host begins to go, its I/O queues end,
     pub ends_queues: Cell<bool>,
@@ -151,6 +149,55 @@ struct From {
     configuration: Rc<Cell<u32>>,
     shut_down_since: Rc<Cell<Option<Instant>>>,
     verifier: Rc<RefCell<Option<Verifier>>>,
+    listener: Rc<Listener>,
+}
+
+/// Who is told of events: one at a time, those of a page not again before it was read.
+struct Listener {
+    outbox: Rc<Outbox>,
+    framing: Framing,
+    request: Cell<Option<u16>>,
+    untold: RefCell<VecDeque<Event>>,
+    unread: RefCell<BTreeSet<u8>>,
+}
+
+impl Listener {
+    fn page_of(event: Event) -> u8 {
+        (event.result() >> 16) as u8
+    }
+
+    fn tell(&self, event: Event) {
+        if self.unread.borrow_mut().insert(Self::page_of(event)) {
+            self.untold.borrow_mut().push_back(event);
+            self.send();
+        }
+    }
+
+    fn asks(&self, id: u16) {
+        assert!(self.request.replace(Some(id)).is_none(), "one at a time");
+        self.send();
+    }
+
+    fn has_read(&self, page: u8) {
+        // Only of what was told of.
+        if !self.untold.borrow().iter().any(|event| Self::page_of(*event) == page) {
+            self.unread.borrow_mut().remove(&page);
+        }
+    }
+
+    fn send(&self) {
+        if self.untold.borrow().is_empty() {
+            return;
+        }
+        if let Some(id) = self.request.take()
+            && let Some(event) = self.untold.borrow_mut().pop_front()
+        {
+            let (result, status) = (event.result(), Status::SUCCESS);
+            let completion = Completion { result, queue_head: 0, id, status, has_more: false };
+            let head = self.framing.head(&Pdu::Response(completion), 0);
+            self.outbox.push(Outgoing { head: &head, ..Outgoing::default() });
+        }
+    }
 }
 
 /// A change of a host, while it is under way.
@@ -215,7 +262,6 @@ impl Target {
             refuses_warnings: false,
             wanted: Cell::default(),
             refuses_changes: Cell::default(),
-            is_masked: Cell::default(),
             persists: Cell::default(),
             keys: RefCell::default(),
             holder: Cell::default(),
@@ -231,7 +277,7 @@ impl Target {
             changed_namespaces: RefCell::new(vec![1]),
             ana_groups: 1,
             seen: RefCell::default(),
-            waiting: RefCell::default(),
+            listeners: RefCell::default(),
             controllers: Cell::default(),
             ends_queues: Cell::default(),
             leaves: Once::default(),
@@ -243,7 +289,7 @@ impl Target {
     /// What was not flushed is lost, and who the owner is, unless that was to be kept.
     pub fn restart(&self) {
         self.lose_cache();
-        self.waiting.borrow_mut().clear();
+        self.listeners.borrow_mut().clear();
         if !self.persists.get() {
             self.forget_owners();
         }
@@ -284,16 +330,7 @@ impl Target {
     }
 
     pub fn tell(&self, event: Event) {
-        if event == Event::NamespacesChanged && self.is_masked.replace(true) {
-            return;
-        }
-        for (outbox, framing, id) in self.waiting.take() {
-            let result = event.result();
-            let completion =
-                Completion { result, queue_head: 0, id, status: Status::SUCCESS, has_more: false };
-            let head = framing.head(&Pdu::Response(completion), 0);
-            outbox.push(Outgoing { head: &head, ..Outgoing::default() });
-        }
+        self.listeners.borrow().iter().for_each(|listener| listener.tell(event));
     }
 
     /// Addresses at which commands with this opcode came.
@@ -321,6 +358,7 @@ impl Target {
         let mut inbox = Inbox::new(wire.clone());
         let _ = self.converse(&mut inbox, &outbox, address).await;
         outbox.close();
+        self.listeners.borrow_mut().retain(|listener| !Rc::ptr_eq(&listener.outbox, &outbox));
         wire.close().await;
     }
 
@@ -336,10 +374,19 @@ impl Target {
         let ours = Initialize { alignment_bytes: 64, digests, limit: self.host_unit_bytes };
         let head = Framing::FIRST.head(&Pdu::InitializeResponse(ours), 0);
         outbox.push(Outgoing { head: &head, ..Outgoing::default() });
+        let framing = Framing { digests, alignment_bytes: theirs.alignment_bytes };
+        let listener = Listener {
+            outbox: Rc::clone(outbox),
+            framing,
+            request: Cell::default(),
+            untold: RefCell::default(),
+            unread: RefCell::default(),
+        };
         let from = From {
             address,
             outbox: Rc::clone(outbox),
-            framing: Framing { digests, alignment_bytes: theirs.alignment_bytes },
+            framing,
+            listener: Rc::new(listener),
             host: Rc::default(),
             is_discovery: Rc::default(),
             is_admin: Rc::default(),
@@ -511,9 +558,10 @@ impl Target {
                     }
                     from.host.set(data.host_id);
                     from.is_admin.set(connect.queue == 0);
+                    if from.is_admin.get() {
+                        self.listeners.borrow_mut().push(Rc::clone(&from.listener));
+                    }
                     from.is_discovery.set(data.subsystem.as_str() == levada_nvme::DISCOVERY_NQN);
-                    // A controller's own, as it is.
-                    self.is_masked.set(false);
                     self.controllers.set(self.controllers.get() + 1);
                     let asks = self.secrets.is_some()
                         && (from.is_admin.get() || !self.asks_on_the_admin_queue_only);
@@ -642,7 +690,6 @@ impl Target {
                         return Some((Status::INTERNAL_ERROR, 0, Vec::new()));
                     }
                     LogPage::ChangedNamespaces => {
-                        self.is_masked.set(false);
                         log::changed_namespaces(&self.changed_namespaces.borrow())
                     }
                     LogPage::Health if self.hides_health.get() => {
@@ -657,12 +704,12 @@ impl Target {
                     .to_bytes(),
                     _ => Vec::new(),
                 };
+                from.listener.has_read(get.page);
                 page.resize((get.at + get.bytes) as usize, 0);
                 shows(page[get.at as usize..].to_vec())
             }
             Some(AdminOpcode::AsynchronousEventRequest) => {
-                let waits = (Rc::clone(&from.outbox), from.framing, command.id());
-                self.waiting.borrow_mut().push(waits);
+                from.listener.asks(command.id());
                 None
             }
             Some(AdminOpcode::KeepAlive) => well(0),

@@ -76,7 +76,7 @@ impl<N: Network> Paths<N> {
             let Some(there) = other.controller.borrow().clone() else { continue };
             if other.is_usable()
                 && self.sight(&there).await.is_ok_and(|seen| known.compare(&seen).is_ok())
-                && there.is_untouched()
+                && there.notices.tell_of_no_change()
                 && other.is_usable()
             {
                 return true;

@@ -101,23 +101,48 @@ fn nothing_is_durable_while_it_is_not_known_which_namespace_was_away() {
     });
 }
 
+/// What a target tells of is asked about, which takes its time: meanwhile it is heard of other things.
+#[test]
+fn a_drive_that_was_away_is_heard_of_while_a_page_is_read() {
+    for (seed, event) in (1..).zip([Event::Temperature, Event::AnaChanged]) {
+        run(seed, async {
+            let (_net, target, device) = opened(options()).await;
+            let data = pattern(1, 4096);
+            write(&device, 0, &data).await.expect("written");
+            target.admin_late.set(Duration::from_secs(1));
+            target.tell(event);
+            reactor::sleep(Duration::from_millis(100)).await;
+            target.reinsert(Duration::from_millis(100)).await;
+            reactor::sleep(Duration::from_millis(100)).await;
+            device.flush().await.expect("flushed");
+            assert_eq!(target.durable.borrow()[..4096], data[..], "{event:?}");
+        });
+    }
+}
+
 /// Another drive was away, and more is told before anybody has looked: this one was there all along.
 #[test]
 fn a_drive_is_not_made_whole_for_another() {
-    for (seed, apart_ms) in (1..).zip([0, 1, 10, 25, 60, 110]) {
+    let (ana, other) = (Event::AnaChanged, Event::NamespacesChanged);
+    let orders =
+        [[ana, other, ana, other, other, ana, ana], [other, ana, ana, other, ana, ana, other]];
+    let rounds = orders.into_iter().flat_map(|events| {
+        [0, 1, 10, 25, 60, 90, 110, 140, 160].map(|apart_ms| (events, apart_ms))
+    });
+    for (seed, (events, apart_ms)) in (1..).zip(rounds) {
         run(seed, async {
             let (_net, target, device) = opened(options()).await;
             write(&device, 0, &pattern(1, 4096)).await.expect("written");
             target.changed_namespaces.replace(vec![2]);
             target.admin_late.set(Duration::from_millis(50));
-            let (ana, other) = (Event::AnaChanged, Event::NamespacesChanged);
-            for event in [ana, other, ana, other, other, ana, ana] {
+            for event in events {
                 target.tell(event);
                 reactor::sleep(Duration::from_millis(apart_ms)).await;
             }
             reactor::sleep(Duration::from_secs(5)).await;
             device.flush().await.expect("flushed");
-            assert_eq!(target.came(IoOpcode::Write).len(), 1, "{apart_ms} ms: written again");
+            let writes = target.came(IoOpcode::Write).len();
+            assert_eq!(writes, 1, "{events:?}, {apart_ms} ms apart: written again");
         });
     }
 }

@@ -158,10 +158,10 @@ fn changes_that_are_told_of_without_end_take_no_more_room() {
         for round in 0..50 {
             target.tell(Event::NamespacesChanged);
             reactor::sleep(Duration::from_millis(20)).await;
-            let most = controllers.iter().map(|controller| controller.changed()).max();
+            let most = controllers.iter().map(|controller| controller.notices.changed()).max();
             assert!(most <= Some(1024) && (most >= Some(1) || round == 0), "{most:?}");
         }
         // Which of them it was is not known any more.
-        assert!(controllers.iter().any(|controller| controller.has_changed(1)));
+        assert!(controllers.iter().any(|controller| controller.notices.has_changed(1)));
     });
 }

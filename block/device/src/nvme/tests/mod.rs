@@ -6,6 +6,7 @@ mod hostile;
 mod limits;
 mod namespace;
 mod owners;
+mod paths;
 mod proof;
 mod strays;
 
