@@ -237,6 +237,15 @@ impl Stream {
         got == 0 && self.fd.as_raw_fd() as u64 >= limit.rlim_cur.saturating_sub(spare)
     }
 
+    /// The same with a lower descriptor, if one is free. To be said before anything is read or written.
+    #[must_use]
+    pub fn moved_down(self) -> Self {
+        match self.fd.try_clone() {
+            Ok(fd) if fd.as_raw_fd() < self.fd.as_raw_fd() => Self { fd: Rc::new(fd), ..self },
+            _ => self,
+        }
+    }
+
     /// Submits a read or a write.
     ///
     /// # Safety

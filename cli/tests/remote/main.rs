@@ -7,6 +7,7 @@ mod exported;
 #[path = "../array/fixture.rs"]
 #[allow(dead_code, reason = "loop devices are not needed here")]
 mod fixture;
+mod strangers;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -19,7 +20,7 @@ use levada_device::{Device, Durability};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use std::fs::File;
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
@@ -30,6 +31,20 @@ const MIB: usize = 1 << 20;
 const IN_MEMORY: &[&str] = &["--ram", "--size", "96MiB"];
 /// A drive without any path is waited for half a minute, and several go one after the other.
 const GONE_WITHIN: Duration = Duration::from_secs(120);
+
+fn free_address() -> String {
+    let probe = TcpListener::bind("127.0.0.1:0").expect("a port");
+    probe.local_addr().expect("bound").to_string()
+}
+
+/// What is answered there to a request.
+fn asked(address: &str, request: &str) -> String {
+    let mut stream = TcpStream::connect(address).expect("it answers");
+    stream.write_all(request.as_bytes()).expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("answered");
+    answer
+}
 
 /// What a piece of the array holds after a round.
 fn pattern(round: u8, piece: usize) -> Vec<u8> {
@@ -491,26 +506,38 @@ fn an_enclosure_lets_in_who_proves_itself_or_comes_within_tls() {
     }
 }
 
-/// A process may have fewer descriptors than connections are let in: who has opened all that there are and says nothing makes room.
+/// Whoever comes without having to prove anything may fill up what the process has; it is for those who say what they want.
 #[test]
-fn who_says_nothing_keeps_nobody_out_where_descriptors_are_few() {
+fn who_only_comes_keeps_nobody_out_where_descriptors_are_few() {
     let place = Box::new();
     let secret = key_file(place.dir.path(), "secret", SECRET);
     let keys = ["--keys", &secret];
-    for (name, more) in [("e1", &[][..]), ("e2", &keys)] {
-        let drawer = Drawer::start(place.dir.path(), name, &[IN_MEMORY, more].concat());
+    type Come = fn(&str) -> TcpStream;
+    let rounds: [(_, &[&str], Come); 3] = [
+        ("e1", &[], strangers::silent),
+        ("e2", &keys, strangers::silent),
+        ("e3", &keys, strangers::looking_around),
+    ];
+    for (name, more, come) in rounds {
+        let status = free_address();
+        let options = [IN_MEMORY, &["--status", &status], more].concat();
+        let drawer = Drawer::start(place.dir.path(), name, &options);
         let process = Pid::from_raw(drawer.pid().cast_signed());
-        let few = Rlimit { current: Some(64), ..getrlimit(Resource::Nofile) };
+        let used =
+            std::fs::read_dir(format!("/proc/{}/fd", drawer.pid())).expect("it runs").count();
+        let few = Rlimit { current: Some(used as u64 + 40), ..getrlimit(Resource::Nofile) };
         prlimit(process, Resource::Nofile, few).expect("lowered");
-        let silent: Vec<_> = (0..100).map(|_| TcpStream::connect(drawer.path(0))).collect();
-        assert!(silent.iter().all(Result::is_ok), "the system takes them");
+        let _strangers: Vec<_> = (0..100).map(|_| come(drawer.path(0))).collect();
         let begun = Instant::now();
         let mut find = Command::new(LEVADA);
         find.args(["enclosure", "find", drawer.path(0), "--host", HOST]).args(more);
         let found = find.output().expect("it runs");
-        assert!(found.status.success(), "{}", said(&found));
-        // What they have to say they may take half a minute for.
-        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+        assert!(found.status.success(), "{name}: {}", said(&found));
+        // Those who come to something else in the process have no strangers of their own who could make room.
+        let shown = asked(&status, "GET /bays/1 HTTP/1.1\r\n\r\n");
+        assert!(shown.starts_with("HTTP/1.1 200"), "{name}: {shown}");
+        // What strangers have to say they may take half a minute for.
+        assert!(begun.elapsed() < Duration::from_secs(10), "{name}: {:?}", begun.elapsed());
     }
 }
 
@@ -577,9 +604,7 @@ fn what_was_written_is_durable_once_its_host_is_gone() {
 #[test]
 fn an_enclosure_says_how_it_is_and_what_it_refuses() {
     let array = Box::new();
-    let probe = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    let at = probe.local_addr().expect("bound").to_string();
-    drop(probe);
+    let at = free_address();
     let drawer = Drawer::start(array.dir.path(), "e1", &[IN_MEMORY, &["--status", &at]].concat());
     let shown = drawer.ok("show", &[]);
     assert!(shown.contains("2 of 2 drives") && shown.contains("path 2"), "{shown}");
@@ -636,13 +661,7 @@ fn an_enclosure_says_how_it_is_and_what_it_refuses() {
     drawer.ok("slow-drive", &["1", "0"]);
     drawer.ok("pull", &["2"]);
     drawer.refused("pull", &["2"], "bay 2 is empty");
-    let ask = |request: &str| {
-        let mut stream = TcpStream::connect(&at).expect("it answers");
-        stream.write_all(request.as_bytes()).expect("sent");
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).expect("answered");
-        answer
-    };
+    let ask = |request: &str| asked(&at, request);
     let answer = ask("GET /bays HTTP/1.1\r\nHost: e1\r\n\r\n");
     let (head, body) = answer.split_once("\r\n\r\n").expect("a body");
     assert!(head.starts_with("HTTP/1.1 200"), "{head}");

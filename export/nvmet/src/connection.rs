@@ -164,7 +164,7 @@ async fn served<S: ByteStream + 'static>(
         gate,
         has_told_of_damage: Cell::new(false),
     });
-    if connection.gate.is_open() {
+    if connection.is_let_in() {
         connection.becomes_known();
     }
     let writer = {
@@ -334,13 +334,16 @@ impl Connection {
         }
     }
 
-    /// Its host has proved who it is, or need not.
+    /// Its host has proved who it is, or need not. Who only looks around, as anybody may, takes nothing of what others need, and makes
+    /// room for them.
+    fn is_let_in(&self) -> bool {
+        self.gate.is_open() && self.queue.controller.subsystem().is_some()
+    }
+
+    /// Its host is let in.
     fn becomes_known(&self) {
-        // Who only looks around, as anybody may, takes nothing of what others need.
-        if self.queue.controller.subsystem().is_some() {
-            self.bytes.may_borrow(BYTES_LENT);
-            self.capsules.may_borrow(IN_CAPSULE_BYTES_LENT);
-        }
+        self.bytes.may_borrow(BYTES_LENT);
+        self.capsules.may_borrow(IN_CAPSULE_BYTES_LENT);
         self.is_known.happen();
     }
 
@@ -704,7 +707,7 @@ impl Connection {
             Either::Left((answered, _)) => answered,
             Either::Right(((), _)) => return None,
         };
-        if self.gate.is_open() && !self.is_known.has_happened() {
+        if self.is_let_in() && !self.is_known.has_happened() {
             match self.queue.becomes_known() {
                 Ok(()) => {
                     self.queue.controller.becomes_known();

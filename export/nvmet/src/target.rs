@@ -24,7 +24,7 @@ use std::time::Duration;
 
 /// Connections of a target at once.
 const CONNECTIONS_MAX: usize = 4096;
-/// Of them those that ask what there is.
+/// Of them those that ask what there is: each has some memory for answers, and anybody may.
 const DISCOVERING_MAX: usize = CONNECTIONS_MAX / 4;
 /// How long hosts are waited for at the end.
 const END_LIMIT: Duration = Duration::from_secs(10);
@@ -82,7 +82,6 @@ impl Shared {
         let controller = Rc::new(Controller::new(id, None, host, true, port, keep_alive_ms));
         let mut discovering = self.discovering.borrow_mut();
         discovering.retain(|controller| controller.strong_count() > 0);
-        // Anybody may look around: that leaves room for those who are let in.
         if discovering.len() >= DISCOVERING_MAX {
             let oldest = discovering.remove(0);
             oldest.upgrade().inspect(|oldest| oldest.end("another one looks around"));
