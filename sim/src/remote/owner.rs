@@ -161,7 +161,9 @@ impl Owner {
     /// It owns the drive no more, if that may be.
     fn ends(&self, error: &BlockError) {
         let may_be_fenced = self.scene.oracle.borrow().may_be_fenced(self.epoch);
-        let may_be_given_up = !self.scene.shelf.keeps_reservations() && !self.has_marked.get();
+        let may_be_another = !self.scene.shelf.keeps_reservations() && !self.has_marked.get();
+        // Who comes back late and meets other faults then may be away for longer than a drive is waited for.
+        let may_be_given_up = may_be_another || may_be_fenced && self.uplink.was_cut();
         let end = match error {
             BlockError::Fenced { .. } if may_be_fenced => End::Fenced,
             BlockError::Gone if may_be_given_up => End::GivenUp,

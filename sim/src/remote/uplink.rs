@@ -16,19 +16,21 @@ pub struct Uplink {
     net: MemoryNetwork,
     made: Rc<RefCell<Vec<(SocketAddr, Connection)>>>,
     is_cut: Rc<Cell<bool>>,
+    was_cut: Rc<Cell<bool>>,
     /// Where nothing gets to, though it does elsewhere.
     unreached: Rc<RefCell<BTreeSet<SocketAddr>>>,
 }
 
 impl Uplink {
     pub fn new(net: MemoryNetwork) -> Self {
-        let (made, is_cut, unreached) = Default::default();
-        Self { net, made, is_cut, unreached }
+        let (made, is_cut, was_cut, unreached) = Default::default();
+        Self { net, made, is_cut, was_cut, unreached }
     }
 
     /// Nothing goes out or comes in, and nobody is told.
     pub fn cut(&self) {
         self.is_cut.set(true);
+        self.was_cut.set(true);
         self.each(Connection::lose);
     }
 
@@ -40,6 +42,11 @@ impl Uplink {
                 connection.lose();
             }
         }
+    }
+
+    /// It was cut off, for however long.
+    pub fn was_cut(&self) -> bool {
+        self.was_cut.get()
     }
 
     /// The process is no more: others are told by its system, and it connects nowhere.
