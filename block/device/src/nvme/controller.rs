@@ -486,7 +486,8 @@ impl<S: ByteStream + 'static> Controller<S> {
         }
         if has_events {
             let (admin, notices) = (Rc::clone(&self.admin), Rc::clone(&self.notices));
-            reactor::spawn(listen(admin, Rc::downgrade(self), notices));
+            let limit = timing.keep_alive_limit;
+            reactor::spawn(listen(admin, Rc::downgrade(self), notices, limit));
         }
     }
 

@@ -6,7 +6,7 @@
 use super::controller::{ConnectError, Controller};
 use super::queue::{Queue, QueueError, Request};
 use futures_util::future::select;
-use levada_base::reactor;
+use levada_base::reactor::{self, Instant};
 use levada_base::stream::ByteStream;
 use levada_base::sync::Notify;
 use levada_nvme::identify::listed_namespaces;
@@ -87,6 +87,10 @@ impl Notice {
     }
 }
 
+fn names(changed: &[u32], namespace: u32) -> bool {
+    changed.iter().any(|id| [namespace, TOO_MANY_CHANGED].contains(id))
+}
+
 /// See the module.
 #[derive(Default)]
 pub(crate) struct Notices {
@@ -95,6 +99,8 @@ pub(crate) struct Notices {
     unread: RefCell<VecDeque<Notice>>,
     /// The target is being asked which namespaces have changed.
     is_asking: Cell<bool>,
+    /// That was known the last time, since when it is not.
+    unknown_since: Cell<Option<Instant>>,
     /// Namespaces that were changed, as the target told, since somebody looked; `None`: it was not asked yet, or does not say.
     changed: RefCell<Option<Vec<u32>>>,
     event: Notify,
@@ -113,8 +119,22 @@ impl Notices {
 
     /// Whether `namespace` is among those that were changed since the last call. One that does not say which they were has changed any.
     pub fn has_changed(&self, namespace: u32) -> bool {
-        let changed = self.changed.take();
-        changed.is_none_or(|all| all.iter().any(|id| [namespace, TOO_MANY_CHANGED].contains(id)))
+        self.changed.take().is_none_or(|all| names(&all, namespace))
+    }
+
+    /// Whether `namespace` may be among those of which it was told, and nobody has looked since.
+    pub fn may_name(&self, namespace: u32) -> bool {
+        let named = || self.changed.borrow().as_ref().is_none_or(|all| names(all, namespace));
+        !self.is_known() || self.told.get().namespaces && named()
+    }
+
+    /// Whether `namespace` is certainly among them. It is not any more then, also to who has not looked yet.
+    pub fn names_once(&self, namespace: u32) -> bool {
+        let is_named = self.is_known() && self.may_name(namespace);
+        if is_named {
+            self.changed.replace(Some(Vec::new()));
+        }
+        is_named
     }
 
     /// How many it has taken note of.
@@ -145,6 +165,10 @@ impl Notices {
         if !unread.contains(&notice) {
             unread.push_back(notice);
         }
+        if notice.names_namespaces() {
+            let since = self.unknown_since.get().unwrap_or_else(reactor::now);
+            self.unknown_since.set(Some(since));
+        }
         self.event.notify_all();
     }
 
@@ -168,6 +192,9 @@ impl Notices {
             let all = page.map_or(vec![TOO_MANY_CHANGED], |page| listed_namespaces(page).collect());
             self.have_changed(all);
             self.is_asking.set(false);
+            if self.is_known() {
+                self.unknown_since.set(None);
+            }
         }
         // Who has looked since it was told of may have seen how it was before.
         self.told.set(self.told.get() | Told::of(notice.event));
@@ -185,15 +212,17 @@ impl Notices {
     }
 }
 
-/// Takes note of events, until there are none any more.
+/// Takes note of events, until there are none any more. A target that does not say within `limit` which namespaces have changed is left:
+/// over other paths a flush waits for that.
 pub(super) async fn listen<S: ByteStream + 'static>(
     admin: Rc<Queue<S>>,
     controller: Weak<Controller<S>>,
     notices: Rc<Notices>,
+    limit: Duration,
 ) {
     // One that is late or refused holds up nothing else: until it is known which namespaces have changed none of them is used.
-    let read = |of_namespaces| read(&admin, &controller, &notices, of_namespaces);
-    let (of_namespaces, of_others) = (pin!(read(true)), pin!(read(false)));
+    let read = |limit| read(&admin, &controller, &notices, limit);
+    let (of_namespaces, of_others) = (pin!(read(Some(limit))), pin!(read(None)));
     let hearing = pin!(hear(&admin, &controller, &notices));
     select(hearing, select(of_namespaces, of_others)).await;
 }
@@ -214,7 +243,8 @@ async fn hear<S: ByteStream + 'static>(
         // What changes is noticed all the same, when a command is refused.
         let status = completion.status;
         if let Some(controller) = controller.upgrade() {
-            tracing::warn!(subsystem = %controller.identity.subsystem, %status, "no events");
+            let subsystem = &controller.identity.subsystem;
+            tracing::warn!(%subsystem, %status, "a target refuses to tell of changes");
         }
         if status.do_not_retry {
             // What was told before is still asked about.
@@ -225,42 +255,51 @@ async fn hear<S: ByteStream + 'static>(
     }
 }
 
-/// Reads the pages that are told of, those that name namespaces or the others, so that the target tells of the next.
+/// Reads the pages that are told of, so that the target tells of the next: those that name namespaces, within `limit`, or without one the
+/// others.
 async fn read<S: ByteStream + 'static>(
     admin: &Rc<Queue<S>>,
     controller: &Weak<Controller<S>>,
     notices: &Notices,
-    of_namespaces: bool,
+    limit: Option<Duration>,
 ) {
     loop {
-        let notice = notices.next_unread(of_namespaces).await;
+        let notice = notices.next_unread(limit.is_some()).await;
         let Some(controller) = controller.upgrade() else { return };
         let Notice { event, page } = notice;
         let bytes = match page {
             page if page == LogPage::ChangedNamespaces as u8 => CHANGED_BYTES,
             _ => PAGE_BYTES,
         };
-        let mut read = controller.log_page(page, u32::MAX, 0, bytes).await;
-        for _ in 1..PAGE_TRIES {
-            match &read {
-                Err(ConnectError::Refused { status, .. }) if !status.do_not_retry => {}
-                _ => break,
+        let reading = async {
+            for _ in 1..PAGE_TRIES {
+                match controller.log_page(page, u32::MAX, 0, bytes).await {
+                    Err(ConnectError::Refused { status, .. }) if !status.do_not_retry => {}
+                    read => return read,
+                }
+                reactor::sleep(LISTEN_AGAIN_AFTER).await;
             }
-            reactor::sleep(LISTEN_AGAIN_AFTER).await;
-            read = controller.log_page(page, u32::MAX, 0, bytes).await;
-        }
+            controller.log_page(page, u32::MAX, 0, bytes).await
+        };
+        let read = match limit {
+            Some(limit) => {
+                let since = notices.unknown_since.get().unwrap_or_else(reactor::now);
+                reactor::timeout((since + limit).since(reactor::now()), reading).await
+            }
+            None => Ok(reading.await),
+        };
         if admin.end().is_some() {
             return;
         }
         // A drive's health it may keep to itself.
         let is_needed = event.is_some() && !Told::of(event).warnings;
-        if is_needed && matches!(read, Err(ConnectError::Refused { .. })) {
+        if is_needed && matches!(read, Err(_) | Ok(Err(ConnectError::Refused { .. }))) {
             // Until it is read nothing of its kind is told any more. The next controller is told everything.
             let subsystem = &controller.identity.subsystem;
             tracing::warn!(%subsystem, page, "a target does not say what has changed, and is left");
             return admin.close(QueueError::Closed).await;
         }
-        let page = read.as_ref().ok().and_then(|page| page.first_chunk());
+        let page = read.as_ref().ok().and_then(|read| read.as_ref().ok()?.first_chunk());
         notices.have_read(notice, page);
     }
 }

@@ -302,6 +302,10 @@ impl<N: Network> Paths<N> {
                 Ok(controller) => {
                     let begun = reactor::now();
                     let why = self.attend(path, &controller).await;
+                    if self.may_have_changed(path) {
+                        // Nobody looks at that any more, and other paths may not have been told.
+                        self.was_absent();
+                    }
                     if !self.is_ending.get() {
                         self.tell_of_loss(path, &why);
                     }
@@ -752,12 +756,21 @@ impl<N: Network> Paths<N> {
             let answered = queue.submit(place, request).await;
             let Answered { into: back, outcome } = answered.expect("every command is answered");
             into = back;
+            let is_flushed = outcome.as_ref().is_ok_and(|it| it.status.is_success())
+                && order.command.opcode() == IoOpcode::Flush as u8;
+            if is_flushed {
+                // After it nothing is kept; what this path does not tell of others may.
+                self.hear_out(order).await;
+            }
             let last_error = match outcome {
                 Ok(completion) => match self.verdict(completion.status, order, &controller).await {
                     // The target may have lost what it had confirmed before anybody looked at this; so what was read may be older as well.
                     // And what failed may have failed for that.
                     Verdict::Done | Verdict::Failed(_)
-                        if losses != self.losses() || !controller.notices.tell_of_no_change() =>
+                        if losses != self.losses()
+                            || !controller.notices.tell_of_no_change()
+                            || is_flushed
+                                && self.paths.iter().any(|it| self.may_have_changed(it)) =>
                     {
                         BlockError::Gone
                     }
@@ -852,6 +865,27 @@ impl<N: Network> Paths<N> {
             let (subsystem, address) = (&self.subsystem, &path.place);
             let what = "data arrive damaged over a path, and are sent again: look at its network (told once)";
             tracing::warn!(%subsystem, %address, "{what}");
+        }
+    }
+
+    /// Over a path the target may have told that the namespace has changed, and nobody has looked at that.
+    fn may_have_changed(&self, path: &Path<N::Stream>) -> bool {
+        let tells = |it: &Rc<Controller<_>>| it.notices.may_name(self.number());
+        !path.is_stray.get() && path.controller.borrow().as_ref().is_some_and(tells)
+    }
+
+    /// Waits until it is known over every path which namespaces have changed, of which it was told, and heeds that: whoever looks after the
+    /// path may be busy with it.
+    async fn hear_out(&self, order: &Order) {
+        loop {
+            let changed = self.changed.changed();
+            let telling = self.paths.iter().find(|path| self.may_have_changed(path));
+            let telling = telling.and_then(|path| path.controller.borrow().clone());
+            let Some(controller) = telling.filter(|_| !self.is_over_for(order)) else { return };
+            select(pin!(controller.notices.are_known()), pin!(changed)).await;
+            if controller.notices.names_once(self.number()) {
+                self.was_absent();
+            }
         }
     }
 

@@ -98,10 +98,14 @@ pub struct Target {
     pub tells_absence_as_a_field: Cell<bool>,
     /// It has no events of warnings, and refuses to be asked for them, as Linux's does.
     pub refuses_warnings: bool,
+    /// Nor any at this address.
+    pub refuses_events_at: Cell<Option<SocketAddr>>,
     /// What was asked for last.
     pub wanted: Cell<Events>,
     /// The page of changed namespaces is refused so often.
     pub refuses_changes: Cell<u32>,
+    /// Which ones have changed it says so late, besides.
+    pub changes_late: Cell<Duration>,
     /// Host, key; and who holds the reservation, which lets all write who are registered.
     pub keys: RefCell<BTreeMap<[u8; 16], u64>>,
     pub holder: Cell<Option<[u8; 16]>>,
@@ -260,8 +264,10 @@ impl Target {
             is_absent: Cell::default(),
             tells_absence_as_a_field: Cell::default(),
             refuses_warnings: false,
+            refuses_events_at: Cell::default(),
             wanted: Cell::default(),
             refuses_changes: Cell::default(),
+            changes_late: Cell::default(),
             persists: Cell::default(),
             keys: RefCell::default(),
             holder: Cell::default(),
@@ -492,6 +498,12 @@ impl Target {
             if is_admin && !target.admin_late.get().is_zero() {
                 reactor::sleep(target.admin_late.get()).await;
             }
+            let asks_for_changes = is_admin
+                && command.opcode() == AdminOpcode::GetLogPage as u8
+                && GetLogPage::of(&command).page == LogPage::ChangedNamespaces as u8;
+            if asks_for_changes && !target.changes_late.get().is_zero() {
+                reactor::sleep(target.changes_late.get()).await;
+            }
             let is_write = !is_admin && command.opcode() == IoOpcode::Write as u8;
             if is_write && !target.answers_late.get().is_zero() {
                 reactor::sleep(target.answers_late.get()).await;
@@ -707,6 +719,11 @@ impl Target {
                 from.listener.has_read(get.page);
                 page.resize((get.at + get.bytes) as usize, 0);
                 shows(page[get.at as usize..].to_vec())
+            }
+            Some(AdminOpcode::AsynchronousEventRequest)
+                if self.refuses_events_at.get() == Some(from.address) =>
+            {
+                Some((Status::INVALID_OPCODE.and_do_not_retry(), 0, Vec::new()))
             }
             Some(AdminOpcode::AsynchronousEventRequest) => {
                 from.listener.asks(command.id());

@@ -2,8 +2,8 @@
 
 use super::namespace::{Namespace, open, open_as, pattern, read, run, two_paths, write};
 use super::options;
-use crate::nvme::Options;
 use crate::nvme::target::{BLOCK_BYTES, BLOCKS, Target};
+use crate::nvme::{Options, Standing};
 use crate::{BlockError, Device, Witness};
 use futures_util::future::join;
 use levada_base::stream::MemoryNetwork;
@@ -118,6 +118,85 @@ fn a_drive_that_was_away_is_heard_of_while_a_page_is_read() {
             assert_eq!(target.durable.borrow()[..4096], data[..], "{event:?}");
         });
     }
+}
+
+/// One path is told that a drive was away, and the other one answers the flush.
+#[test]
+fn what_one_path_is_told_holds_for_all() {
+    for (seed, is_cut_off) in [(1, false), (2, true)] {
+        run(seed, async {
+            let (net, target, paths) = two_paths(Target::new());
+            target.refuses_events_at.set(Some(paths[1]));
+            let device = open(&net, &paths).await;
+            reactor::sleep(Duration::from_millis(10)).await;
+            let data = pattern(1, 4096);
+            write(&device, 0, &data).await.expect("written");
+            target.admin_late.set(Duration::from_secs(1));
+            target.reinsert(Duration::ZERO).await;
+            reactor::sleep(Duration::from_millis(100)).await;
+            let cut_off = async {
+                if is_cut_off {
+                    net.down(paths[0]);
+                    reactor::sleep(Duration::from_millis(100)).await;
+                    target.listen(&net, paths[0]);
+                }
+            };
+            let begun = reactor::now();
+            join(cut_off, async { device.flush().await.expect("flushed") }).await;
+            assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+            assert_eq!(target.durable.borrow()[..4096], data[..], "cut off: {is_cut_off}");
+        });
+    }
+}
+
+/// One path waits for what its target does not say: it is left, and what it was told holds for the other one.
+#[test]
+fn a_flush_does_not_wait_for_ever_for_what_another_path_is_told() {
+    run(1, async {
+        let (net, target, paths) = two_paths(Target::new());
+        target.refuses_events_at.set(Some(paths[1]));
+        let device = open(&net, &paths).await;
+        reactor::sleep(Duration::from_millis(10)).await;
+        let data = pattern(1, 4096);
+        write(&device, 0, &data).await.expect("written");
+        target.changes_late.set(Duration::from_secs(20));
+        target.reinsert(Duration::ZERO).await;
+        reactor::sleep(Duration::from_millis(100)).await;
+        let begun = reactor::now();
+        device.flush().await.expect("flushed");
+        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+        assert_eq!(target.durable.borrow()[..4096], data[..]);
+    });
+}
+
+/// A path that comes back is looked at for a while, in which it is told that another drive has changed.
+#[test]
+fn a_flush_does_not_wait_for_a_look_over_another_path() {
+    run(1, async {
+        let (net, target, paths) = two_paths(Target::new());
+        let device = open(&net, &paths).await;
+        reactor::sleep(Duration::from_millis(10)).await;
+        net.down(paths[0]);
+        let is_down = || device.paths()[0].standing == Standing::Down;
+        while !is_down() {
+            reactor::sleep(Duration::from_millis(1)).await;
+        }
+        write(&device, 0, &pattern(1, 4096)).await.expect("written");
+        target.admin_late.set(Duration::from_millis(20));
+        target.listen(&net, paths[0]);
+        // From its first look on.
+        while is_down() {
+            reactor::sleep(Duration::from_millis(1)).await;
+        }
+        target.hides.set(true);
+        target.changed_namespaces.replace(vec![2]);
+        target.tell(Event::NamespacesChanged);
+        reactor::sleep(Duration::from_millis(100)).await;
+        let begun = reactor::now();
+        device.flush().await.expect("flushed");
+        assert_eq!(device.paths()[0].standing, Standing::Unusable, "it is being looked at");
+        assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+    });
 }
 
 /// Another drive was away, and more is told before anybody has looked: this one was there all along.
