@@ -61,19 +61,20 @@ fn free_descriptors() -> bool {
 /// Each client has a descriptor, of which the process may have fewer than clients are let in. The last ones are not for strangers: this
 /// one has others make room, before it is served. `None`: nobody does, or not in time.
 async fn with_room(mut stream: Stream) -> Option<Stream> {
-    for look in 1..=ROOM_LOOKS {
+    for look in 0..ROOM_LOOKS {
         if !stream.takes_a_last_descriptor() {
             return Some(stream);
         }
-        // Several servers may wait for the same ones, and not everybody goes.
-        let are_more_to_go = LEAVING.get() == 0 || look % ROOM_PATIENCE == 0;
+        // At first nobody: who came just before has this time to say who it is. Several servers may wait for the same ones, and not everybody
+        // goes.
+        let are_more_to_go = look > 0 && LEAVING.get() == 0 || look % ROOM_PATIENCE == 1;
         if are_more_to_go && !free_descriptors() && LEAVING.get() == 0 {
             return None;
         }
         reactor::sleep(ACCEPT_AGAIN_AFTER).await;
         stream = stream.moved_down();
     }
-    None
+    (!stream.takes_a_last_descriptor()).then_some(stream)
 }
 
 /// The clients of a server, counted. Clones count the same ones.
@@ -133,6 +134,7 @@ impl Clients {
         what: &'static str,
         mut serve: impl FnMut(Present, Stream),
     ) {
+        let mut shortages = 0;
         loop {
             match listener.accept().await {
                 Ok(stream) => match with_room(stream).await {
@@ -142,15 +144,19 @@ impl Clients {
                     },
                     None => {
                         tracing::warn!(
-                            "{what} is turned away: raise how many descriptors there may be (ulimit -n)"
+                            "{what} is turned away, as there are hardly any descriptors left: raise how many there may be (ulimit -n)"
                         );
                         reactor::sleep(ACCEPT_AGAIN_AFTER).await;
                     }
                 },
                 Err(error) if accept_error_passes(&error) => {
                     tracing::warn!(%error, "{what} cannot be accepted now");
+                    // Also where nobody waits, as the system takes the descriptor first.
                     if accept_error_is_of_room(&error) {
-                        free_descriptors();
+                        shortages += 1;
+                        if LEAVING.get() == 0 || shortages % ROOM_PATIENCE == 0 {
+                            free_descriptors();
+                        }
                     }
                     reactor::sleep(ACCEPT_AGAIN_AFTER).await;
                 }

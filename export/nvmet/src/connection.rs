@@ -196,10 +196,9 @@ async fn served<S: ByteStream + 'static>(
     }
     let controller = &connection.queue.controller;
     let is_lost = || controller.subsystem().and_then(Subsystem::loss).is_some();
-    // Who makes room for others is not waited for.
-    let is_displaced = present.is_displaced() && !connection.is_known.has_happened();
-    let is_evicted = controller.subsystem().is_none() && controller.gone().has_happened();
-    if connection.cut.has_happened() || is_lost() || is_displaced || is_evicted {
+    // Who was sent away while looking around is not waited for.
+    let is_left = controller.subsystem().is_none() && controller.gone().has_happened();
+    if connection.cut.has_happened() || is_lost() || is_left {
         channel.close().await;
     }
     connection.ended.happen();
@@ -212,7 +211,15 @@ async fn served<S: ByteStream + 'static>(
         // A task that was killed has nothing more to send.
         let _ = writer.await;
     };
-    let is_late = reactor::timeout(END_LIMIT, answered).await.is_err();
+    let hurried = async {
+        connection.gives_way(present).await;
+        channel.close().await;
+        pending::<()>().await;
+    };
+    let ended = async {
+        select(pin!(answered), pin!(hurried)).await;
+    };
+    let is_late = reactor::timeout(END_LIMIT, ended).await.is_err();
     channel.close().await;
     if is_late && is_lost() {
         // What was asked of volumes that are lost never ends.
@@ -332,6 +339,13 @@ impl Connection {
             present.settle();
             pending::<()>().await;
         }
+    }
+
+    /// Returns when others need what it takes, also while it ends.
+    async fn gives_way(&self, present: &Present) {
+        let displaced = pin!(self.is_displaced(present));
+        let evicted = pin!(self.queue.controller.evicted().happened());
+        select(displaced, evicted).await;
     }
 
     /// Its host has proved who it is, or need not. Who only looks around, as anybody may, takes nothing of what others need, and makes

@@ -49,6 +49,8 @@ pub(crate) struct Controller {
     configuration: Cell<Configuration>,
     state: Cell<ControllerState>,
     gone: Once,
+    /// It has to give way to others.
+    evicted: Once,
     /// I/O queues end: their controller was reset.
     reset: RefCell<Rc<Once>>,
     /// Also the admin queue, which is 0.
@@ -164,6 +166,7 @@ impl Controller {
             configuration: Cell::new(Configuration(0)),
             state: Cell::default(),
             gone: Once::default(),
+            evicted: Once::default(),
             reset: RefCell::default(),
             queues: RefCell::default(),
             io_queues_busy: Cell::default(),
@@ -431,6 +434,17 @@ impl Controller {
             tracing::info!(host = %self.host, subsystem = nqn, id = self.id, why, "a controller ends");
             self.gone.happen();
         }
+    }
+
+    /// Ends it for others, who need what it takes: also if it has ended and its host takes its answers slowly.
+    pub fn evict(&self, why: &str) {
+        self.end(why);
+        self.evicted.happen();
+    }
+
+    /// See [`Self::evict`].
+    pub fn evicted(&self) -> &Once {
+        &self.evicted
     }
 
     /// A namespace is not what it was: a host that held on to its volume would keep that open.

@@ -84,7 +84,7 @@ impl Shared {
         discovering.retain(|controller| controller.strong_count() > 0);
         if discovering.len() >= DISCOVERING_MAX {
             let oldest = discovering.remove(0);
-            oldest.upgrade().inspect(|oldest| oldest.end("another one looks around"));
+            oldest.upgrade().inspect(|oldest| oldest.evict("another one looks around"));
         }
         discovering.push(Rc::downgrade(&controller));
         controller

@@ -2,16 +2,23 @@
 
 use crate::host::{Connecting, Ended, Host, Queue};
 use crate::{Served, nqn, run};
-use futures_util::future::join;
+use futures_util::future::{join, join_all};
+use levada_base::buf::bytes_in;
 use levada_base::checksum::crc32c;
 use levada_base::reactor::net::Stream;
 use levada_base::reactor::{self, random_u64};
 use levada_base::stream::ByteStream;
+use levada_base::sync::Once;
 use levada_base::{Buf, BufMut, IoVec};
 use levada_export_nvmet::Passage;
-use levada_nvme::fabrics::{ANY_CONTROLLER, Connect, ConnectData};
+use levada_nvme::fabrics::{
+    ANY_CONTROLLER, Configuration, Connect, ConnectData, Property, PropertyAccess,
+};
+use levada_nvme::log::{GetLogPage, LogPage};
 use levada_nvme::pdu::{Common, Digests, Framing, Initialize, Pdu, Transfer};
-use levada_nvme::{Command, DataPointer, IoOpcode, Status};
+use levada_nvme::{Command, DISCOVERY_NQN, DataPointer, IoOpcode, Status};
+use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::future::pending;
 use std::io;
 use std::rc::Rc;
@@ -565,6 +572,103 @@ fn those_who_say_nothing_make_room_for_others() {
         assert_eq!(after.write(1, &[2; 4096]).await, Status::SUCCESS);
         let ending = served.target.end();
         assert!(reactor::timeout(Duration::from_secs(5), ending).await.is_ok(), "all have left");
+    });
+}
+
+/// A host that has said all that it will, and takes nothing but short answers.
+#[derive(Clone)]
+struct Unread {
+    said: Rc<RefCell<VecDeque<u8>>>,
+    closed: Rc<Once>,
+}
+
+impl Unread {
+    /// It asks what there is, twice as much as a connection keeps.
+    fn new() -> Self {
+        let mut said = Vec::new();
+        let mut say = |pdu: &Pdu, data: &[u8]| {
+            said.extend(Framing::FIRST.head(pdu, data.len()));
+            said.extend(data);
+        };
+        let digests = Digests::default();
+        say(&Pdu::InitializeRequest(Initialize { alignment_bytes: 4, digests, limit: 0 }), &[]);
+        let connect = Connect {
+            format: 0,
+            queue: 0,
+            queue_entries_less_one: 31,
+            is_without_flow_control: false,
+            keep_alive_ms: 0,
+        };
+        let data = ConnectData {
+            host_id: [1; 16],
+            controller: ANY_CONTROLLER,
+            subsystem: nqn(DISCOVERY_NQN),
+            host: nqn("nqn.2014-08.org.example:unread"),
+        };
+        say(&Pdu::Command(connect.command(0)), &data.to_bytes());
+        let enable = u64::from(Configuration::ENABLED.0);
+        say(&Pdu::Command(PropertyAccess::set(Property::Configuration, enable, 1)), &[]);
+        let (page, bytes) = (LogPage::Discovery as u8, 1 << 20);
+        let asked = GetLogPage { page, specific: 0, keeps_event: false, at: 0, bytes };
+        for id in [2, 3] {
+            let command = asked.command(id, 0);
+            let pointer = DataPointer::Transport { bytes: bytes as u32 };
+            say(&Pdu::Command(command.with_data(pointer)), &[]);
+        }
+        Self { said: Rc::new(RefCell::new(said.into())), closed: Rc::default() }
+    }
+}
+
+impl ByteStream for Unread {
+    async fn read(&self, mut into: BufMut) -> io::Result<(BufMut, usize)> {
+        let mut said = self.said.borrow_mut();
+        let bytes = said.len().min(into.len());
+        into.iter_mut().zip(said.drain(..bytes)).for_each(|(into, byte)| *into = byte);
+        Ok((into, bytes))
+    }
+    async fn read_exact(&self, into: BufMut) -> io::Result<BufMut> {
+        let wanted = into.len();
+        let (into, bytes) = self.read(into).await?;
+        if bytes == wanted { Ok(into) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+    }
+    async fn write_all(&self, from: IoVec) -> io::Result<()> {
+        if bytes_in(&from) > 4096 {
+            self.closed.happened().await;
+            return Err(io::ErrorKind::ConnectionReset.into());
+        }
+        Ok(())
+    }
+    async fn close(&self) {
+        self.closed.happen();
+    }
+}
+
+/// Who has hung up and takes his answers slowly has 5 s for them, unless somebody else needs his place.
+#[test]
+fn who_has_hung_up_makes_room_for_others() {
+    run(async {
+        let served = Served::new(64);
+        let (most, may_look) = (4096, 1024);
+        let comes = async || {
+            let unread = Unread::new();
+            served.path.serve(unread.clone());
+            while !unread.said.borrow().is_empty() {
+                reactor::yield_now().await;
+            }
+            unread
+        };
+        let first = comes().await;
+        let others: Vec<_> = join_all((1..may_look).map(|_| comes())).await;
+        let second = &others[0];
+        reactor::sleep(Duration::from_millis(100)).await;
+        assert!(!first.closed.has_happened(), "it is waited for");
+        let one_more = comes().await;
+        reactor::timeout(Duration::from_secs(1), first.closed.happened()).await.expect("it goes");
+        assert!(!second.closed.has_happened() && !one_more.closed.has_happened());
+        for _ in may_look..=most {
+            served.path.serve(Silence);
+        }
+        reactor::timeout(Duration::from_secs(1), second.closed.happened()).await.expect("it goes");
     });
 }
 
