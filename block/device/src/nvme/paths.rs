@@ -12,50 +12,37 @@
 //! - Of the paths that can be used, one that the target calls optimized is taken, and of those the one with the fewest commands.
 //! - A command waits, or is tried again, no longer than `gone_after` from its first failure, and what its last try takes; then the caller
 //!   is told. How long it was held back does not count.
+//!
+//! [`life`]: how a path is kept, and looked at. [`carry`]: where a command goes.
 
-use super::controller::{ConnectError, Controller, Stage};
+mod carry;
+mod life;
+
+use super::controller::{ConnectError, Controller};
 use super::fence::Ownership;
-use super::host::{HostId, Opening, number_of};
+use super::host::{HostId, Opening};
 use super::options::{Network, Options};
-use super::order::{Order, OrderError};
-use super::pulse;
-use super::queue::{Answered, Request, Unanswered, while_open};
+use super::queue::Unanswered;
 use super::resolve::Place;
 use super::sight::Known;
 use super::unflushed::Unflushed;
 use super::unsettled::{Change, Unsettled};
-use super::verdict::Verdict;
 use crate::{BlockError, HealthPage};
-use futures_util::future::{Either, select};
+use levada_base::Epoch;
 use levada_base::reactor::{self, Group, Instant};
 use levada_base::sync::{Notify, Semaphore};
-use levada_base::{Epoch, IoVec, IoVecMut};
+use levada_nvme::Nqn;
 use levada_nvme::identify::EVERY_NAMESPACE;
 use levada_nvme::log::{HEALTH_BYTES, LogPage};
-use levada_nvme::{Command, Completion, IoOpcode, Nqn, Status};
 use std::cell::{Cell, RefCell};
-use std::future::pending;
-use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// A path that does not reach the namespace is looked at again so often.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// The same of one that waits for what its owner is about to leave at the drive.
-const LOOK_SOON: Duration = Duration::from_millis(100);
 /// Between tries of a command that a path refuses.
 pub(super) const AGAIN_FIRST: Duration = Duration::from_millis(10);
 pub(super) const AGAIN_MAX: Duration = Duration::from_secs(1);
-/// Data of a read that arrive damaged are asked for so often.
-const DAMAGED_MAX: u32 = 8;
 /// A path over which data have come damaged is told of for so long.
 const DAMAGE_TOLD_FOR: Duration = Duration::from_secs(3600);
-/// A controller that lasted so long was a good one: the next try comes soon.
-const LASTED: Duration = Duration::from_secs(5);
-/// Connecting, or a look, may take so many times as long as a step of it,
-const STEPS_MAX: u32 = 10;
-/// and a controller says that it takes no longer than that to become ready (CAP.TO).
-const READY_MAX: Duration = Duration::from_millis(500 * 255);
 
 /// How good a path is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -276,123 +263,9 @@ impl<N: Network> Paths<N> {
         self.changed.until(|| self.is_ending.get().then_some(())).await;
     }
 
-    /// Keeps a path connected.
-    async fn keep_up(self: Rc<Self>, at: usize) {
-        let path = &self.paths[at];
-        let timing = self.options.timing;
-        let mut pause = timing.again_first;
-        while !self.is_ending.get() {
-            let (network, options) = (&self.network, &self.options);
-            let id = self.next_id();
-            let connecting = async {
-                let address = path.place.find(&options.resolver).await;
-                let address = address.map_err(ConnectError::NoAddress)?;
-                Controller::connect(network, address, &self.subsystem, options, id).await
-            };
-            let limit = timing.connect * STEPS_MAX + READY_MAX;
-            let connecting = reactor::timeout(limit, connecting);
-            let connected = match select(pin!(connecting), pin!(self.ending())).await {
-                Either::Left((Ok(connected), _)) => connected,
-                Either::Left((Err(_), _)) => {
-                    Err(ConnectError::Endless { stage: Stage::Connecting, limit })
-                }
-                Either::Right(_) => return,
-            };
-            match connected {
-                Ok(controller) => {
-                    let begun = reactor::now();
-                    let why = self.attend(path, &controller).await;
-                    if self.may_have_changed(path) {
-                        // Nobody looks at that any more, and other paths may not have been told.
-                        self.was_absent();
-                    }
-                    if !self.is_ending.get() {
-                        self.tell_of_loss(path, &why);
-                    }
-                    if begun.elapsed() >= LASTED {
-                        pause = timing.again_first;
-                    }
-                    self.is_down(path, why);
-                }
-                Err(error) => {
-                    // A path that has been there needs no advice how to find it.
-                    let why = match path.was_told.get().is_some() && error.is_hang_up() {
-                        true => "the target hangs up at once".into(),
-                        false => error.to_string(),
-                    };
-                    path.place.doubt();
-                    self.tell_of_loss(path, &why);
-                    self.is_down(path, why);
-                }
-            }
-            // Hosts that have lost the same target do not all come back at once.
-            let jitter = reactor::random_u64() % 256;
-            let pausing = reactor::sleep(pause + pause * jitter as u32 / 1024);
-            select(pin!(pausing), pin!(self.ending())).await;
-            pause = (pause * 2).min(timing.again_max);
-        }
-    }
-
-    /// The identifier of a new connection, whose number none has that is there: one may have stayed while others came and went.
-    fn next_id(&self) -> HostId {
-        loop {
-            let connection = self.last_connection.get() + 1;
-            self.last_connection.set(connection);
-            let id = self.opening.id(connection);
-            let controllers = self.paths.iter().filter_map(|path| path.controller.borrow().clone());
-            if controllers.map(|there| number_of(&there.host_id)).all(|used| used != number_of(&id))
-            {
-                return id;
-            }
-        }
-    }
-
-    fn tell_of_loss(&self, path: &Path<N::Stream>, why: &str) {
-        let (subsystem, namespace, address) = (&self.subsystem, self.number(), &path.place);
-        if !path.has_told_of_loss.replace(true) {
-            tracing::warn!(%subsystem, namespace, %address, why, "a path to a namespace is away");
-        }
-    }
-
-    fn tell_of_return(&self, path: &Path<N::Stream>) {
-        let (subsystem, namespace, address) = (&self.subsystem, self.number(), &path.place);
-        if path.has_told_of_loss.replace(false) {
-            tracing::info!(%subsystem, namespace, %address, "a path to a namespace is back");
-        }
-    }
-
-    /// What its target says of a path that is connected: that it leads nowhere, or not as well as others.
-    fn tell_of_standing(&self, path: &Path<N::Stream>, why: Option<&str>) {
-        let (subsystem, namespace, address) = (&self.subsystem, self.number(), &path.place);
-        let standing = path.standing.get();
-        if standing == Standing::Unusable {
-            return self.tell_of_loss(path, why.unwrap_or("it is not reached"));
-        }
-        let before = path.was_told.replace(Some(standing));
-        if before.is_some_and(|before| before != standing) {
-            let is = if standing == Standing::Optimized { "optimized" } else { "non-optimized" };
-            tracing::info!(%subsystem, namespace, %address, is, "a path to a namespace is another now (ANA)");
-        }
-    }
-
     /// Of the namespace; 0 before it is known which one that is.
     fn number(&self) -> u32 {
         self.known.borrow().as_ref().map_or(self.namespace, |known| known.namespace)
-    }
-
-    fn is_down(self: &Rc<Self>, path: &Path<N::Stream>, why: String) {
-        *path.controller.borrow_mut() = None;
-        *path.why.borrow_mut() = Some(why);
-        path.is_whole.set(false);
-        path.is_stray.set(false);
-        path.has_told_of_damage.set(false);
-        path.absent_since.set(None);
-        path.awaits_turn.set(false);
-        path.was_tried.set(true);
-        path.standing.set(Standing::Down);
-        self.has_changed();
-        self.look_at_unused();
-        self.clear_away();
     }
 
     pub(super) fn has_changed(&self) {
@@ -434,149 +307,6 @@ impl<N: Network> Paths<N> {
     pub(super) fn look_at_unused(&self) {
         for path in self.paths.iter().filter(|path| !path.is_usable()) {
             path.look.notify_all();
-        }
-    }
-
-    /// Looks after a path that is connected, until it is not: why.
-    async fn attend(
-        self: &Rc<Self>,
-        path: &Path<N::Stream>,
-        controller: &Rc<Controller<N::Stream>>,
-    ) -> String {
-        *path.controller.borrow_mut() = Some(Rc::clone(controller));
-        path.standing.set(Standing::Unusable);
-        self.unit_ms.set(self.unit_ms.get().max(controller.identity.keep_alive_unit_ms));
-        for queue in controller.queues() {
-            let (paths, host_id) = (Rc::clone(self), controller.host_id);
-            let may_end = move || paths.gives_up_silent(&host_id);
-            let pulse = pulse::watch(Rc::clone(queue), self.options.timing, may_end);
-            reactor::spawn_in(&self.group, pulse);
-        }
-        let mut over = pin!(controller.over());
-        let mut look_again = Some(Duration::ZERO);
-        loop {
-            let due = async {
-                let looked_for = pin!(path.look.changed());
-                let later = async {
-                    match look_again {
-                        Some(Duration::ZERO) => {}
-                        Some(after) => reactor::sleep(after).await,
-                        None => pending().await,
-                    }
-                };
-                select(pin!(later), select(looked_for, pin!(controller.notices.come()))).await;
-                // Before that it is not used; made whole it would only have the others made whole again.
-                controller.notices.are_known().await;
-            };
-            match select(select(pin!(due), &mut over), pin!(self.ending())).await {
-                Either::Left((Either::Left(_), _)) => {}
-                Either::Left((Either::Right((why, _)), _)) => return why,
-                Either::Right(_) => return self.let_go(controller, over).await,
-            }
-            let told = controller.notices.take();
-            if told.warnings {
-                self.warned.notify_all();
-            }
-            if told.namespaces
-                && let Some(known) = self.known.borrow().clone()
-                && controller.notices.has_changed(known.namespace)
-            {
-                self.was_absent();
-            }
-            if told.namespaces {
-                // Who waits for it to be untouched need not wait for the look.
-                self.has_changed();
-            }
-            let absences = self.absences.get();
-            let was_whole = path.is_whole.get();
-            let was_usable = path.is_reached();
-            let looking = async {
-                let limit = self.options.timing.connect * STEPS_MAX;
-                let looked = reactor::timeout(limit, self.look_at(controller)).await;
-                let endless = ConnectError::Endless { stage: Stage::Looking, limit };
-                let (standing, why) = looked.unwrap_or(Err(endless))?;
-                if standing > Standing::Unusable && !path.is_whole.get() {
-                    self.make_whole(controller).await?;
-                    path.is_whole.set(absences == self.absences.get());
-                } else if told.owner {
-                    self.check_owner(controller).await?;
-                }
-                Ok::<_, ConnectError>((standing, why))
-            };
-            let looked = match select(select(pin!(looking), &mut over), pin!(self.ending())).await {
-                Either::Left((Either::Left((looked, _)), _)) => looked,
-                Either::Left((Either::Right((why, _)), _)) => return why,
-                Either::Right(_) => return self.let_go(controller, over).await,
-            };
-            path.awaits_turn.set(false);
-            let is_absent = matches!(looked, Err(ConnectError::Absent { .. }));
-            let since = path.absent_since.get().unwrap_or_else(reactor::now);
-            path.absent_since.set(is_absent.then_some(since));
-            match looked {
-                Ok((standing, why)) => {
-                    path.standing.set(standing);
-                    // Another one may be used in its place, which then is not compared with it.
-                    if !path.is_reached() && !self.is_compared_by_reservations() {
-                        path.is_whole.set(false);
-                    }
-                    *path.why.borrow_mut() = why.map(str::to_owned);
-                    self.tell_of_standing(path, why);
-                }
-                Err(
-                    error @ (ConnectError::Ended { .. }
-                    | ConnectError::Silent { .. }
-                    | ConnectError::Endless { .. }),
-                ) => {
-                    controller.close().await;
-                    over.await;
-                    return error.to_string();
-                }
-                // It may become what it was.
-                Err(error) => {
-                    let why = error.to_string();
-                    if matches!(error, ConnectError::Unproven { .. }) {
-                        path.standing.set(Standing::Reserve);
-                    } else {
-                        self.tell_of_loss(path, &why);
-                        path.standing.set(Standing::Unusable);
-                    }
-                    *path.why.borrow_mut() = Some(why);
-                    // It may have been another one, and be what it was again.
-                    if path.is_whole.get() {
-                        self.was_absent();
-                    }
-                }
-            }
-            path.was_tried.set(true);
-            self.has_changed();
-            match path.is_usable() {
-                true => self.tell_of_return(path),
-                false if was_usable && !path.is_reached() => self.look_at_unused(),
-                false => {}
-            }
-            if path.is_whole.get() && !was_whole {
-                self.clear_away();
-            }
-            look_again = match path.is_usable() {
-                true => None,
-                false if path.standing.get() == Standing::Reserve && self.owner.has_mark() => {
-                    Some(LOOK_SOON)
-                }
-                false => Some(LOOK_EVERY),
-            };
-        }
-    }
-
-    async fn let_go(
-        &self,
-        controller: &Controller<N::Stream>,
-        over: impl Future<Output = String>,
-    ) -> String {
-        controller.shut_down().await;
-        over.await;
-        match self.has_lost.get() {
-            true => format!("given up: {}", self.given_up_for.get()),
-            false => "no longer needed".into(),
         }
     }
 
@@ -626,272 +356,6 @@ impl<N: Network> Paths<N> {
             self.silent_at.set(Some(reactor::now()));
         }
         leads_elsewhere
-    }
-
-    /// Asks one controller, rather than any.
-    pub(super) async fn ask(
-        &self,
-        controller: &Controller<N::Stream>,
-        command: Command,
-        from: IoVec,
-        into: IoVecMut,
-    ) -> Result<(Completion, IoVecMut), ConnectError> {
-        let limit = self.options.timing.limit_of(command.opcode());
-        let request = Request { from, into, ..Request::new(command, limit) };
-        let queue = controller.queue().ok_or_else(lost)?;
-        let answered = queue.run(request).await;
-        let ended = |why: Unanswered| ConnectError::Ended { why: why.to_string() };
-        answered.outcome.map(|completion| (completion, answered.into)).map_err(ended)
-    }
-
-    /// The best path there is now, rather not the one at `avoided`.
-    fn best(&self, avoided: Option<usize>) -> Option<(usize, Rc<Controller<N::Stream>>)> {
-        let usable = self.paths.iter().enumerate().filter(|(_, path)| path.is_usable());
-        let open = usable.filter_map(|(at, path)| {
-            let controller = path.controller.borrow().clone()?;
-            let busy =
-                controller.is_open().then(|| controller.queue().map(|queue| queue.busy()))??;
-            let rank = (Some(at) == avoided, std::cmp::Reverse(path.standing.get()), busy);
-            Some((rank, at, controller))
-        });
-        open.min_by_key(|(rank, at, _)| (*rank, *at)).map(|(_, at, controller)| (at, controller))
-    }
-
-    /// It will not be carried out over any path.
-    fn is_over_for(&self, order: &Order) -> bool {
-        self.has_lost.get()
-            || self.is_ending.get()
-            || order.is_for_owners() && self.owner.lost().is_some()
-    }
-
-    /// Whatever path there is, as soon as there is one.
-    pub(super) async fn any_path(&self) -> Result<Rc<Controller<N::Stream>>, BlockError> {
-        self.path(None, None).await.map(|(_, controller)| controller)
-    }
-
-    /// Why an order must not be carried out any more: only the owner changes anything, and what a later one has written since is not
-    /// read beside what this one has in memory.
-    fn lost_for(&self, order: &Order) -> Option<BlockError> {
-        match IoOpcode::of(order.command.opcode()) {
-            _ if order.is_for_owners() => self.owner.lost(),
-            Some(IoOpcode::Read | IoOpcode::Compare) => self.owner.lost_to_later(),
-            _ => None,
-        }
-    }
-
-    /// A path for an order, as soon as there is one, rather not the one at `avoided`.
-    async fn path(
-        &self,
-        order: Option<&Order>,
-        avoided: Option<usize>,
-    ) -> Result<(usize, Rc<Controller<N::Stream>>), BlockError> {
-        let begun = reactor::now();
-        let timing = self.options.timing;
-        loop {
-            let changed = self.changed.changed();
-            if self.has_lost.get() || self.is_ending.get() {
-                return Err(BlockError::Gone);
-            }
-            if let Some(lost) = order.and_then(|order| self.lost_for(order)) {
-                return Err(lost);
-            }
-            if let Some(found) = self.best(avoided) {
-                return Ok(found);
-            }
-            let gone_at = self.unusable_since.get().unwrap_or(begun) + timing.gone_after;
-            // All say so: that is sooner believed than silence.
-            let absent = self.paths.iter().map(|path| path.absent_since.get());
-            let absent = absent.collect::<Option<Vec<Instant>>>();
-            let absent = absent.and_then(|all| all.into_iter().max());
-            let absent_at = absent.map_or(gone_at, |since| since + timing.absent_after);
-            let left = gone_at.min(absent_at).since(reactor::now());
-            if left.is_zero() {
-                return Err(BlockError::Gone);
-            }
-            let _ = reactor::timeout(left, changed).await;
-        }
-    }
-
-    /// Has a command carried out: on one path after the other, until one answers.
-    pub async fn carry_out(
-        &self,
-        order: &Order,
-        mut into: IoVecMut,
-    ) -> Result<(Completion, IoVecMut), OrderError> {
-        self.owner.quiet().await;
-        let timing = self.options.timing;
-        // When it failed first, and what it was held back since.
-        let mut failing_since: Option<Instant> = None;
-        let mut avoided = None;
-        let mut damaged = 0;
-        let mut pause = AGAIN_FIRST;
-        loop {
-            let path = self.path(Some(order), avoided).await;
-            let (at, controller) = path.map_err(OrderError::Block)?;
-            let Some(queue) = controller.queue() else { continue };
-            let Some(place) = while_open(queue, queue.place()).await else { continue };
-            // It may have waited.
-            if !self.paths[at].is_usable() || !controller.is_open() {
-                continue;
-            }
-            if let Some(change) = &order.change
-                && let Some(blocked) = change.blocked()
-            {
-                drop(place);
-                self.held_back.set(self.held_back.get() + 1);
-                let begun = reactor::now();
-                let is_over = || self.is_over_for(order).then_some(());
-                select(pin!(change.wait(blocked)), pin!(self.changed.until(is_over))).await;
-                failing_since = failing_since.map(|since| since + begun.elapsed());
-                continue;
-            }
-            let losses = self.losses();
-            let request = Request {
-                command: order.command,
-                from: order.from.clone(),
-                into,
-                change: order.change.clone(),
-                limit: Some(timing.limit_of(order.command.opcode())),
-            };
-            let answered = queue.submit(place, request).await;
-            let Answered { into: back, outcome } = answered.expect("every command is answered");
-            into = back;
-            let is_flushed = outcome.as_ref().is_ok_and(|it| it.status.is_success())
-                && order.command.opcode() == IoOpcode::Flush as u8;
-            if is_flushed {
-                // After it nothing is kept; what this path does not tell of others may.
-                self.hear_out(order).await;
-            }
-            let last_error = match outcome {
-                Ok(completion) => match self.verdict(completion.status, order, &controller).await {
-                    // The target may have lost what it had confirmed before anybody looked at this; so what was read may be older as well.
-                    // And what failed may have failed for that.
-                    Verdict::Done | Verdict::Failed(_)
-                        if losses != self.losses()
-                            || !controller.notices.tell_of_no_change()
-                            || is_flushed
-                                && self.paths.iter().any(|it| self.may_have_changed(it)) =>
-                    {
-                        BlockError::Gone
-                    }
-                    Verdict::Done => return Ok((completion, into)),
-                    // Over this path the owner may not have been registered any more, or not yet again, when the target looked at it.
-                    Verdict::Conflict
-                        if losses != self.losses()
-                            || !controller.notices.tell_of_no_change()
-                            || !self.paths[at].is_whole.get() =>
-                    {
-                        BlockError::Gone
-                    }
-                    Verdict::Conflict => {
-                        if order.is_for_owners() {
-                            self.was_refused();
-                        }
-                        return Err(OrderError::Conflict);
-                    }
-                    Verdict::Failed(error) => return Err(OrderError::Block(error)),
-                    Verdict::NotHere => {
-                        self.paths[at].standing.set(Standing::Unusable);
-                        if !completion.status.is_of_path() {
-                            self.was_absent();
-                        }
-                        self.has_changed();
-                        self.paths[at].look.notify_all();
-                        // It says so again and again, and otherwise when it is asked.
-                        if avoided == Some(at) {
-                            reactor::sleep(pause).await;
-                            pause = (pause * 2).min(AGAIN_MAX);
-                        }
-                        avoided = Some(at);
-                        BlockError::Gone
-                    }
-                    Verdict::Again => {
-                        if completion.status.is(Status::TRANSIENT_TRANSPORT) {
-                            self.tell_of_damage(at);
-                        }
-                        avoided = Some(at);
-                        reactor::sleep(pause).await;
-                        pause = (pause * 2).min(AGAIN_MAX);
-                        let is_out_of_reach = completion.status.is(Status::NOT_READY)
-                            || completion.status.is(Status::TRANSIENT_TRANSPORT);
-                        // Otherwise it may be these blocks.
-                        match is_out_of_reach {
-                            true => BlockError::Gone,
-                            false => BlockError::Io { errno: libc::EIO },
-                        }
-                    }
-                },
-                Err(Unanswered::Lost) => BlockError::Gone,
-                Err(Unanswered::Damaged) => {
-                    avoided = Some(at);
-                    damaged += 1;
-                    self.tell_of_damage(at);
-                    // The drive is as good as before: it is out of reach.
-                    if damaged == DAMAGED_MAX {
-                        return Err(OrderError::Block(BlockError::Gone));
-                    }
-                    reactor::sleep(pause).await;
-                    pause = (pause * 2).min(AGAIN_MAX);
-                    BlockError::Gone
-                }
-            };
-            self.resent.set(self.resent.get() + 1);
-            let since = *failing_since.get_or_insert_with(reactor::now);
-            if since.elapsed() > timing.gone_after {
-                return Err(OrderError::Block(last_error));
-            }
-        }
-    }
-
-    /// What comes after a status. A namespace that is there, and not at this controller, may be told of as a field that is wrong (Base, 3.2.1.4).
-    async fn verdict(
-        &self,
-        status: Status,
-        order: &Order,
-        controller: &Controller<N::Stream>,
-    ) -> Verdict {
-        let verdict = Verdict::of(status, order.asked);
-        let may_be_absent =
-            matches!(verdict, Verdict::Failed(_)) && status.is(Status::INVALID_FIELD);
-        let is_absent = may_be_absent
-            && matches!(self.look_at(controller).await, Err(ConnectError::Absent { .. }));
-        if is_absent { Verdict::NotHere } else { verdict }
-    }
-
-    fn tell_of_damage(&self, at: usize) {
-        let path = &self.paths[at];
-        path.damaged_at.set(Some(reactor::now()));
-        if !path.has_told_of_damage.replace(true) {
-            let (subsystem, address) = (&self.subsystem, &path.place);
-            let what = "data arrive damaged over a path, and are sent again: look at its network (told once)";
-            tracing::warn!(%subsystem, %address, "{what}");
-        }
-    }
-
-    /// Over a path the target may have told that the namespace has changed, and nobody has looked at that.
-    fn may_have_changed(&self, path: &Path<N::Stream>) -> bool {
-        let tells = |it: &Rc<Controller<_>>| it.notices.may_name(self.number());
-        !path.is_stray.get() && path.controller.borrow().as_ref().is_some_and(tells)
-    }
-
-    /// Waits until it is known over every path which namespaces have changed, of which it was told, and heeds that: whoever looks after the
-    /// path may be busy with it.
-    async fn hear_out(&self, order: &Order) {
-        loop {
-            let changed = self.changed.changed();
-            let telling = self.paths.iter().find(|path| self.may_have_changed(path));
-            let telling = telling.and_then(|path| path.controller.borrow().clone());
-            let Some(controller) = telling.filter(|_| !self.is_over_for(order)) else { return };
-            select(pin!(controller.notices.are_known()), pin!(changed)).await;
-            if controller.notices.names_once(self.number()) {
-                self.was_absent();
-            }
-        }
-    }
-
-    /// Counts how often something that was confirmed may have been lost, as far as is known.
-    fn losses(&self) -> (u64, u64) {
-        (self.era.get(), self.absences.get())
     }
 
     /// How long what a host has sent may still be carried out once that is gone; see `unsettled`.

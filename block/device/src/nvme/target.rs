@@ -4,6 +4,8 @@
     allow(dead_code, reason = "tests choose more of its behaviour than the fuzzer does")
 )]
 
+mod listener;
+
 use futures_util::future::{Either, select};
 use levada_base::Buf;
 use levada_base::checksum::crc32c;
@@ -27,8 +29,9 @@ use levada_nvme::reservation::{
 use levada_nvme::{
     AdminOpcode, Command, Completion, DataPointer, Feature, IoOpcode, Nqn, Status, ranges,
 };
+use listener::Listener;
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeMap;
 use std::future::pending;
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -154,54 +157,6 @@ struct From {
     shut_down_since: Rc<Cell<Option<Instant>>>,
     verifier: Rc<RefCell<Option<Verifier>>>,
     listener: Rc<Listener>,
-}
-
-/// Who is told of events: one at a time, those of a page not again before it was read.
-struct Listener {
-    outbox: Rc<Outbox>,
-    framing: Framing,
-    request: Cell<Option<u16>>,
-    untold: RefCell<VecDeque<Event>>,
-    unread: RefCell<BTreeSet<u8>>,
-}
-
-impl Listener {
-    fn page_of(event: Event) -> u8 {
-        (event.result() >> 16) as u8
-    }
-
-    fn tell(&self, event: Event) {
-        if self.unread.borrow_mut().insert(Self::page_of(event)) {
-            self.untold.borrow_mut().push_back(event);
-            self.send();
-        }
-    }
-
-    fn asks(&self, id: u16) {
-        assert!(self.request.replace(Some(id)).is_none(), "one at a time");
-        self.send();
-    }
-
-    fn has_read(&self, page: u8) {
-        // Only of what was told of.
-        if !self.untold.borrow().iter().any(|event| Self::page_of(*event) == page) {
-            self.unread.borrow_mut().remove(&page);
-        }
-    }
-
-    fn send(&self) {
-        if self.untold.borrow().is_empty() {
-            return;
-        }
-        if let Some(id) = self.request.take()
-            && let Some(event) = self.untold.borrow_mut().pop_front()
-        {
-            let (result, status) = (event.result(), Status::SUCCESS);
-            let completion = Completion { result, queue_head: 0, id, status, has_more: false };
-            let head = self.framing.head(&Pdu::Response(completion), 0);
-            self.outbox.push(Outgoing { head: &head, ..Outgoing::default() });
-        }
-    }
 }
 
 /// A change of a host, while it is under way.
@@ -381,18 +336,12 @@ impl Target {
         let head = Framing::FIRST.head(&Pdu::InitializeResponse(ours), 0);
         outbox.push(Outgoing { head: &head, ..Outgoing::default() });
         let framing = Framing { digests, alignment_bytes: theirs.alignment_bytes };
-        let listener = Listener {
-            outbox: Rc::clone(outbox),
-            framing,
-            request: Cell::default(),
-            untold: RefCell::default(),
-            unread: RefCell::default(),
-        };
+        let listener = Listener::new(outbox, framing);
         let from = From {
             address,
             outbox: Rc::clone(outbox),
             framing,
-            listener: Rc::new(listener),
+            listener,
             host: Rc::default(),
             is_discovery: Rc::default(),
             is_admin: Rc::default(),
