@@ -31,6 +31,15 @@ const OUT_OF_RANGE: u16 = 4;
 const LIMIT_EXCEEDED: u16 = 5;
 const UNSUPPORTED: u16 = 6;
 
+/// Connects an admin queue.
+const CONNECT_ADMIN: Connect = Connect {
+    format: 0,
+    queue: 0,
+    queue_entries_less_one: 31,
+    is_without_flow_control: false,
+    keep_alive_ms: 0,
+};
+
 /// Why the target ended a connection.
 async fn ended(queue: &Queue) -> u16 {
     ended_by(queue).await.0
@@ -106,13 +115,6 @@ fn a_first_command_that_is_wrong_ends_the_connection_with_the_reason() {
         let initialize =
             Pdu::InitializeRequest(Initialize { alignment_bytes: 4, digests, limit: 0 });
         let initialize = Framing::FIRST.head(&initialize, 0).to_vec();
-        let connect = Connect {
-            format: 0,
-            queue: 0,
-            queue_entries_less_one: 31,
-            is_without_flow_control: false,
-            keep_alive_ms: 0,
-        };
         let data = ConnectData {
             host_id: [1; 16],
             controller: ANY_CONTROLLER,
@@ -121,7 +123,7 @@ fn a_first_command_that_is_wrong_ends_the_connection_with_the_reason() {
         }
         .to_bytes();
         let pointer = DataPointer::InCapsule { offset: 0, bytes: data.len() as u32 };
-        let command = Pdu::Command(connect.command(0).with_data(pointer));
+        let command = Pdu::Command(CONNECT_ADMIN.command(0).with_data(pointer));
         let framing = Framing { digests, alignment_bytes: 4 };
         let mut sound = framing.head(&command, data.len()).to_vec();
         sound.extend(&data[..]);
@@ -592,20 +594,13 @@ impl Unread {
         };
         let digests = Digests::default();
         say(&Pdu::InitializeRequest(Initialize { alignment_bytes: 4, digests, limit: 0 }), &[]);
-        let connect = Connect {
-            format: 0,
-            queue: 0,
-            queue_entries_less_one: 31,
-            is_without_flow_control: false,
-            keep_alive_ms: 0,
-        };
         let data = ConnectData {
             host_id: [1; 16],
             controller: ANY_CONTROLLER,
             subsystem: nqn(DISCOVERY_NQN),
             host: nqn("nqn.2014-08.org.example:unread"),
         };
-        say(&Pdu::Command(connect.command(0)), &data.to_bytes());
+        say(&Pdu::Command(CONNECT_ADMIN.command(0)), &data.to_bytes());
         let enable = u64::from(Configuration::ENABLED.0);
         say(&Pdu::Command(PropertyAccess::set(Property::Configuration, enable, 1)), &[]);
         let (page, bytes) = (LogPage::Discovery as u8, 1 << 20);

@@ -12,6 +12,7 @@ use levada_nvme::IoOpcode;
 use levada_nvme::identify::OptionalCommands;
 use levada_nvme::log::Event;
 use levada_nvme::pdu::Digests;
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -120,17 +121,24 @@ fn a_drive_that_was_away_is_heard_of_while_a_page_is_read() {
     }
 }
 
+/// Something was written, and not flushed, by way of two paths, of which the second hears no events.
+async fn written_and_told_over_one_path()
+-> (MemoryNetwork, Rc<Target>, [SocketAddr; 2], Namespace, Buf) {
+    let (net, target, paths) = two_paths(Target::new());
+    target.refuses_events_at.set(Some(paths[1]));
+    let device = open(&net, &paths).await;
+    reactor::sleep(Duration::from_millis(10)).await;
+    let data = pattern(1, 4096);
+    write(&device, 0, &data).await.expect("written");
+    (net, target, paths, device, data)
+}
+
 /// One path is told that a drive was away, and the other one answers the flush.
 #[test]
 fn what_one_path_is_told_holds_for_all() {
     for (seed, is_cut_off) in [(1, false), (2, true)] {
         run(seed, async {
-            let (net, target, paths) = two_paths(Target::new());
-            target.refuses_events_at.set(Some(paths[1]));
-            let device = open(&net, &paths).await;
-            reactor::sleep(Duration::from_millis(10)).await;
-            let data = pattern(1, 4096);
-            write(&device, 0, &data).await.expect("written");
+            let (net, target, paths, device, data) = written_and_told_over_one_path().await;
             target.admin_late.set(Duration::from_secs(1));
             target.reinsert(Duration::ZERO).await;
             reactor::sleep(Duration::from_millis(100)).await;
@@ -153,12 +161,7 @@ fn what_one_path_is_told_holds_for_all() {
 #[test]
 fn a_flush_does_not_wait_for_ever_for_what_another_path_is_told() {
     run(1, async {
-        let (net, target, paths) = two_paths(Target::new());
-        target.refuses_events_at.set(Some(paths[1]));
-        let device = open(&net, &paths).await;
-        reactor::sleep(Duration::from_millis(10)).await;
-        let data = pattern(1, 4096);
-        write(&device, 0, &data).await.expect("written");
+        let (_net, target, _, device, data) = written_and_told_over_one_path().await;
         target.changes_late.set(Duration::from_secs(20));
         target.reinsert(Duration::ZERO).await;
         reactor::sleep(Duration::from_millis(100)).await;
