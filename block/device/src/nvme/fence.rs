@@ -62,6 +62,8 @@ pub(crate) struct Ownership {
     is_reserved: Cell<bool>,
     /// It is being taken again, and was not looked at since.
     is_in_doubt: Cell<bool>,
+    /// Counts how often the target had forgotten it, and with it perhaps what was in its cache.
+    pub forgotten: Cell<u64>,
     /// Whom it was lost to, for good.
     lost_to: Cell<Option<Epoch>>,
     witness: RefCell<Option<Witness>>,
@@ -498,6 +500,9 @@ impl<N: Network> Paths<N> {
                 // The target has forgotten everybody, another owner before us perhaps. What is on the drive outlives that.
                 claim @ (Claim::Ours | Claim::Nobody) => {
                     owner.is_in_doubt.set(true);
+                    if claim == Claim::Nobody {
+                        self.was_forgotten();
+                    }
                     match self.witnessed(controller).await? {
                         Some(seen) if seen == us.epoch => owner.is_mark_seen.set(true),
                         Some(seen) if seen > us.epoch => {
@@ -523,6 +528,14 @@ impl<N: Network> Paths<N> {
                 acquired_in = Some(report.generation);
             }
         }
+    }
+
+    /// The target has forgotten its owner. From now on nothing over any path is relied upon: what was answered before may be lost, and who is not
+    /// registered any more would be refused as if there were another owner, as soon as it is reserved again.
+    fn was_forgotten(&self) {
+        self.owner.forgotten.set(self.owner.forgotten.get() + 1);
+        self.era.set(self.era.get() + 1);
+        self.none_is_whole();
     }
 
     /// What was lost cannot happen any more, if `acquirer` holds the reservation, as a target of ours has answered, and nobody was registered

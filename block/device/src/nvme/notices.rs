@@ -128,9 +128,9 @@ impl Notices {
         !self.is_known() || self.told.get().namespaces && named()
     }
 
-    /// Whether `namespace` is certainly among them. It is not any more then, also to who has not looked yet.
+    /// Whether the target has said that `namespace` is among them. It is not any more then, also to who has not looked yet.
     pub fn names_once(&self, namespace: u32) -> bool {
-        let is_named = self.is_known() && self.may_name(namespace);
+        let is_named = self.changed.borrow().as_ref().is_some_and(|all| names(all, namespace));
         if is_named {
             self.changed.replace(Some(Vec::new()));
         }

@@ -290,6 +290,11 @@ impl Target {
         self.tell(Event::AnaChanged);
     }
 
+    /// Over one path: they are in the order in which they were connected.
+    pub fn tell_over(&self, path: usize, event: Event) {
+        self.listeners.borrow()[path].tell(event);
+    }
+
     pub fn tell(&self, event: Event) {
         self.listeners.borrow().iter().for_each(|listener| listener.tell(event));
     }

@@ -32,6 +32,7 @@ impl<N: Network> Paths<N> {
         path.awaits_turn.set(false);
         self.compare_drives(controller).await?;
         self.check_owner(controller).await?;
+        let forgotten = self.owner.forgotten.get();
         if self.has_lost.get() || self.was_there_all_along().await {
             return Ok(());
         }
@@ -66,7 +67,14 @@ impl<N: Network> Paths<N> {
             .inspect(|written| has_failed.set(has_failed.get() || written.is_err()));
         // All of them have ended, so that none is under way when somebody tries again.
         let written: Vec<_> = written.collect().await;
-        written.into_iter().collect()
+        written.into_iter().collect::<Result<(), _>>()?;
+        match self.owner.forgotten.get() == forgotten {
+            true => Ok(()),
+            // Somebody has seen that over another path, meanwhile.
+            false => {
+                Err(ConnectError::Different { what: "its target has forgotten its owner".into() })
+            }
+        }
     }
 
     /// Over another path the namespace could be reached until now, so that its target has lost nothing.

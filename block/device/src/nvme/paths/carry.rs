@@ -149,21 +149,15 @@ impl<N: Network> Paths<N> {
             let answered = queue.submit(place, request).await;
             let Answered { into: back, outcome } = answered.expect("every command is answered");
             into = back;
-            let is_flushed = outcome.as_ref().is_ok_and(|it| it.status.is_success())
-                && order.command.opcode() == IoOpcode::Flush as u8;
-            if is_flushed {
-                // After it nothing is kept; what this path does not tell of others may.
-                self.hear_out(order).await;
-            }
+            let is_untouched = controller.notices.tell_of_no_change();
             let last_error = match outcome {
                 Ok(completion) => match self.verdict(completion.status, order, &controller).await {
                     // The target may have lost what it had confirmed before anybody looked at this; so what was read may be older as well.
-                    // And what failed may have failed for that.
+                    // And what failed may have failed for that. What this path does not tell of, others may have been told of.
                     Verdict::Done | Verdict::Failed(_)
-                        if losses != self.losses()
-                            || !controller.notices.tell_of_no_change()
-                            || is_flushed
-                                && self.paths.iter().any(|it| self.may_have_changed(it)) =>
+                        if !is_untouched
+                            || !self.hear_out(order).await
+                            || losses != self.losses() =>
                     {
                         BlockError::Gone
                     }
@@ -171,7 +165,7 @@ impl<N: Network> Paths<N> {
                     // Over this path the owner may not have been registered any more, or not yet again, when the target looked at it.
                     Verdict::Conflict
                         if losses != self.losses()
-                            || !controller.notices.tell_of_no_change()
+                            || !is_untouched
                             || !self.paths[at].is_whole.get() =>
                     {
                         BlockError::Gone
@@ -267,19 +261,28 @@ impl<N: Network> Paths<N> {
         !path.is_stray.get() && path.controller.borrow().as_ref().is_some_and(tells)
     }
 
-    /// Waits until it is known over every path which namespaces have changed, of which it was told, and heeds that: whoever looks after the
-    /// path may be busy with it.
-    async fn hear_out(&self, order: &Order) {
-        loop {
-            let changed = self.changed.changed();
-            let telling = self.paths.iter().find(|path| self.may_have_changed(path));
-            let telling = telling.and_then(|path| path.controller.borrow().clone());
-            let Some(controller) = telling.filter(|_| !self.is_over_for(order)) else { return };
-            select(pin!(controller.notices.are_known()), pin!(changed)).await;
+    /// Waits until it is known over every path which namespaces have changed, of which it was told until now, and heeds that: whoever looks
+    /// after the path may be busy with it. Not over one that is told something meanwhile: over one or the other that may always be so. False: the
+    /// order is over before.
+    async fn hear_out(&self, order: &Order) -> bool {
+        if !self.paths.iter().any(|path| self.may_have_changed(path)) {
+            return true;
+        }
+        let telling = self.paths.iter().filter(|path| self.may_have_changed(path));
+        let telling: Vec<_> = telling.filter_map(|path| path.controller.borrow().clone()).collect();
+        for controller in telling {
+            // Who looks after a path that ends heeds what it was told of.
+            let is_moot = || {
+                let is_there = self.has_connection(&controller.host_id);
+                (!is_there || self.is_over_for(order)).then_some(())
+            };
+            let are_known = pin!(controller.notices.are_known());
+            select(are_known, pin!(self.changed.until(is_moot))).await;
             if controller.notices.names_once(self.number()) {
                 self.was_absent();
             }
         }
+        !self.is_over_for(order)
     }
 
     /// Counts how often something that was confirmed may have been lost, as far as is known.

@@ -181,6 +181,8 @@ impl<N: Network> Paths<N> {
             if told.namespaces
                 && let Some(known) = self.known.borrow().clone()
                 && controller.notices.has_changed(known.namespace)
+                // That is another drive.
+                && !path.is_stray.get()
             {
                 self.was_absent();
             }

@@ -2,6 +2,7 @@
 
 use super::namespace::{Namespace, open, open_as, pattern, read, run, two_paths, write};
 use super::options;
+use super::owners::{mark, witness};
 use crate::nvme::target::{BLOCK_BYTES, BLOCKS, Target};
 use crate::nvme::{Options, Standing};
 use crate::{BlockError, Device, Witness};
@@ -170,6 +171,96 @@ fn a_flush_does_not_wait_for_ever_for_what_another_path_is_told() {
         assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
         assert_eq!(target.durable.borrow()[..4096], data[..]);
     });
+}
+
+/// At every moment it is unknown over one of two paths which drive has changed.
+#[test]
+fn a_flush_waits_only_for_what_was_told_before_it() {
+    run(1, async {
+        let (_net, target, device) = opened(options()).await;
+        write(&device, 0, &pattern(1, 4096)).await.expect("written");
+        target.changed_namespaces.replace(vec![2]);
+        target.changes_late.set(Duration::from_secs(2));
+        let told = async {
+            for round in 0..20 {
+                target.tell_over(round % 2, Event::NamespacesChanged);
+                reactor::sleep(Duration::from_millis(1500)).await;
+            }
+        };
+        let flushed = async {
+            reactor::sleep(Duration::from_secs(1)).await;
+            let begun = reactor::now();
+            device.flush().await.expect("flushed");
+            assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
+        };
+        join(told, flushed).await;
+    });
+}
+
+/// What was read or failed over a path that is told of nothing is asked for again, as what was written may be away.
+#[test]
+fn what_is_read_waits_for_what_another_path_is_told() {
+    run(1, async {
+        let (_net, target, _, device, data) = written_and_told_over_one_path().await;
+        target.admin_late.set(Duration::from_secs(1));
+        target.reinsert(Duration::ZERO).await;
+        reactor::sleep(Duration::from_millis(100)).await;
+        assert!(read(&device, 0, 4096).await.expect("read") == data[..]);
+    });
+}
+
+/// Who forgets its owner may have forgotten more, and need not have told of it: over a path that hears nothing, while another one was away, or over the only
+/// one, which hears of the owner and of nothing else.
+#[test]
+fn a_target_that_forgets_its_owner_has_lost_what_it_had() {
+    for (seed, hears) in [(1, false), (2, true)] {
+        run(seed, async {
+            let (net, target, paths) = two_paths(Target::new());
+            if !hears {
+                target.refuses_events_at.set(Some(paths[0]));
+            }
+            let used = if hears { &paths[..1] } else { &paths[..] };
+            let device = open(&net, used).await;
+            device.recognise_by(Some(witness()));
+            device.fence(Epoch(4)).await.expect("nobody's");
+            write(&device, 0, &mark(4)).await.expect("ours");
+            device.flush().await.expect("flushed");
+            let data = pattern(1, 4096);
+            write(&device, 8192, &data).await.expect("ours");
+            if !hears {
+                net.down(paths[1]);
+                while device.paths()[1].standing != Standing::Down {
+                    reactor::sleep(Duration::from_millis(1)).await;
+                }
+            }
+            target.lose_cache();
+            target.forget_owners();
+            match hears {
+                true => target.tell(Event::ReservationNotice),
+                false => target.listen(&net, paths[1]),
+            }
+            // From when it is registered again, so that it knows.
+            while target.keys.borrow().is_empty() {
+                reactor::sleep(Duration::from_micros(10)).await;
+            }
+            let are_back = || device.paths().iter().all(|path| path.standing > Standing::Unusable);
+            let written = async {
+                let begun = reactor::now();
+                while !are_back() || begun.elapsed() < Duration::from_secs(1) {
+                    write(&device, 4096, &pattern(2, 4096)).await.expect("still ours");
+                    assert!(begun.elapsed() < Duration::from_secs(5));
+                    reactor::sleep(Duration::from_micros(100)).await;
+                }
+            };
+            let flushed = async {
+                let begun = reactor::now();
+                device.flush().await.expect("flushed");
+                assert_eq!(target.durable.borrow()[8192..12288], data[..], "hears: {hears}");
+                assert!(begun.elapsed() < Duration::from_millis(500), "{:?}", begun.elapsed());
+            };
+            join(written, flushed).await;
+        });
+    }
 }
 
 /// A path that comes back is looked at for a while, in which it is told that another drive has changed.
