@@ -570,6 +570,36 @@ fn what_a_pulled_drive_had_in_its_cache_is_written_again() {
     });
 }
 
+/// What is said to be slow is slow, by as much, and nothing else is.
+#[test]
+fn a_slow_path_and_a_slow_drive_take_as_long_as_they_are_told() {
+    let place = Box::new();
+    let drawer = Drawer::start(place.dir.path(), "e1", IN_MEMORY);
+    Reactor::new().expect("an io_uring").block_on(async {
+        let took = async |path: usize, bay: usize| {
+            let url: NvmeUrl = drawer.url_by(path, bay).parse().expect("a URL");
+            let options = Options::new(Host::anonymous().expect("a name"));
+            let drive = NvmeNamespace::open(&url, options).await.expect("it is there");
+            let begun = Instant::now();
+            drive.read(0, BufMut::for_overwrite(4096).into_vec()).await.expect("read");
+            let took = begun.elapsed();
+            drive.close().await;
+            took
+        };
+        const SLOW: Duration = Duration::from_millis(400);
+        drawer.ok("path", &["2", "slow", "400"]);
+        assert!(took(1, 1).await >= SLOW, "the path that is slow");
+        assert!(took(0, 1).await < SLOW, "the other one");
+        drawer.ok("path", &["2", "up"]);
+        assert!(took(1, 1).await < SLOW, "not any more");
+        drawer.ok("slow-drive", &["1", "400"]);
+        assert!(took(0, 1).await >= SLOW, "the drive that is slow");
+        assert!(took(0, 2).await < SLOW, "the other one");
+        drawer.ok("slow-drive", &["1", "0"]);
+        assert!(took(0, 1).await < SLOW, "not any more");
+    });
+}
+
 /// Who is done may take the power away: it is told when everything is durable.
 #[test]
 fn what_was_written_is_durable_once_its_host_is_gone() {

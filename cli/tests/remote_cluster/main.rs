@@ -502,6 +502,19 @@ fn drives_are_known_by_their_labels_wherever_they_are() {
     cluster.ok(&["umount", "mnt"]);
     cluster.ok(&["down"]);
 
+    // A copy of a drive in another enclosure: nobody can say which of the two is the drive.
+    drawers.remove(2).stop();
+    let own = media.path().join("own");
+    fs::rename(bay("e3", 2), &own).expect("moved");
+    fs::copy(bay("e1", 2), bay("e3", 2)).expect("copied");
+    drawers.push(start("e3", "e3"));
+    write_file(&cluster, &file_over(&drawers), "moved");
+    cluster.refused(&["up"], &["e1-2 and e3-2 are one and the same"]);
+    drawers.remove(2).stop();
+    fs::rename(own, bay("e3", 2)).expect("moved");
+    drawers.push(start("e3", "e3"));
+    write_file(&cluster, &file_over(&drawers), "moved");
+
     // An enclosure that answers with other drives, which are blank: they are not taken for the old ones, and not formatted unless
     // somebody says so.
     drawers.remove(1).stop();
