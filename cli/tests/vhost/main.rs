@@ -9,6 +9,7 @@ mod fixture;
 #[path = "../../../export/vhost/tests/common/front_end.rs"]
 mod front_end;
 mod fs;
+mod fs_caps;
 #[path = "../../../export/vhost/tests/common/fs_guest.rs"]
 mod fs_guest;
 #[path = "../support/mod.rs"]

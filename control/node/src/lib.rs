@@ -5,7 +5,7 @@
 //! - [`fit`], [`recorded`]: what a cluster file is held against before anything is written: the room
 //!   on the drives, and the cluster that is on them.
 //! - [`fsck`]: reads a file system and says what does not fit together.
-//! - [`volumes`]: the volumes of a cluster, for orders and for [`exports`].
+//! - [`volumes`]: the volumes of a cluster, for orders and for [`exports`]. `turns`: what tenants may do with files beside them.
 //! - [`mod@run`]: the process around it. [`mounting`]: the process of a mount.
 //! - [`control`]: what may be asked of a node; [`meters`]: what it has counted; [`state`]: where it is found.
 
@@ -31,6 +31,7 @@ mod run;
 pub mod state;
 pub mod targets;
 mod told;
+mod turns;
 pub mod volumes;
 
 pub use file_drives::FileDrives;

@@ -12,6 +12,7 @@
 mod desk;
 mod guard;
 mod guest;
+mod leave;
 mod note;
 mod shown;
 

@@ -9,6 +9,7 @@ use crate::exports::Exporter;
 use crate::file_drives::FileDrives;
 use crate::operator::Operator;
 use crate::state::{Phase, StateDir};
+use crate::turns::{TURNS, TenantTurns};
 use crate::volumes::Volumes;
 use anyhow::{Context, Result, bail};
 use futures_util::future::{Either, LocalBoxFuture, join, select};
@@ -199,6 +200,7 @@ async fn serve(
 
     let stop = Rc::new(Notify::default());
     let volumes = Volumes::new(Rc::clone(&cluster), &address, Some(state.clone()));
+    cluster.router.insert(TURNS, TenantTurns::new(&volumes));
     reactor::spawn_in(&services, Rc::clone(&volumes).bury_last());
     let exports = Exporter::new(&loaded, Rc::clone(&volumes));
     reactor::spawn_in(&services, Rc::clone(&exports).run());

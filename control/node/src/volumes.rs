@@ -17,7 +17,7 @@ use levada_base::sync::{Notify, Permit, Semaphore};
 use levada_base::units::MIB;
 use levada_client::{Client, ClientConfig, Error};
 use levada_spec::{Bytes, SubtreePath};
-use levada_volume::qos::{Governor, LimitsChange, Rates, Terms};
+use levada_volume::qos::{Governor, LimitsChange, Rates, Share, Terms};
 use levada_volume::{
     Anyway, Catalogue, NewSize, OrderError, Settled, SnapshotName, SnapshotRow, Tenant, TenantRow,
     Volume, VolumeName, VolumeOrder, VolumeRow, VolumeStatus,
@@ -343,6 +343,15 @@ impl Volumes {
     async fn give_number(&self, tenant: &Tenant, number: u32) -> Result<(), VolumeRefusal> {
         let path = format!("{}/{tenant}", Catalogue::HOME);
         Ok(quota::number_tenant(&self.cluster, &path, number).await?)
+    }
+
+    /// What requests for the files of the tenant of a number wait at; `None`: there is no such tenant.
+    pub(crate) async fn share_of_files(&self, number: u32) -> Result<Option<Share>, VolumeRefusal> {
+        let catalogue = self.catalogue().await?;
+        let numbers = quota::tenant_numbers(&self.cluster, Catalogue::HOME).await?;
+        let named = numbers.iter().find(|(_, known)| **known == number);
+        let Some(Ok(tenant)) = named.map(|(name, _)| name.parse()) else { return Ok(None) };
+        Ok(catalogue.share_of_files(&tenant).await?)
     }
 
     /// Makes a directory within the file system, if it is not there, and gives it to a tenant: its number.

@@ -49,6 +49,10 @@ pub trait FileSystem: 'static {
     /// The guest is about to mount it: a session before INIT. `None`: it cannot be had.
     fn begin(&self) -> impl Future<Output = Option<Rc<Session<Self::Handler>>>>;
 
+    /// A queue of the guest is to end: what came from it, and waits for its turn, is to go on soon; where the guest `is_gone` nobody hears any
+    /// more what became of it. Called again and again until the queue has ended.
+    fn hurry(&self, _is_gone: bool) {}
+
     /// The guest has unmounted it, or is gone: nothing of the session is under way any more. Returns when what was written is
     /// durable and what was locked is free.
     fn end(&self, session: Rc<Session<Self::Handler>>) -> impl Future<Output = ()>;
@@ -78,6 +82,7 @@ pub(crate) struct Guest<F: FileSystem> {
     last_number: Cell<u64>,
     /// Bytes that may still be taken for data in flight.
     room: Rc<Semaphore>,
+    is_gone: Cell<bool>,
 }
 
 impl<F: FileSystem> Guest<F> {
@@ -90,6 +95,7 @@ impl<F: FileSystem> Guest<F> {
             out: RefCell::default(),
             last_number: Cell::new(0),
             room: Semaphore::new(bytes_in_flight_max.max(BYTES_IN_FLIGHT_MIN)),
+            is_gone: Cell::default(),
         }
     }
 
@@ -307,6 +313,11 @@ impl<F: FileSystem> Served for Guest<F> {
 
     fn stop_waiting(&self, queue: usize) {
         self.give_up(|out| out.queue == queue);
+        self.system.hurry(self.is_gone.get());
+    }
+
+    fn gone(&self) {
+        self.is_gone.set(true);
     }
 
     async fn left(&self) {

@@ -82,8 +82,12 @@ pub(crate) trait Served: 'static {
         chain: Chain,
     ) -> impl Future<Output = Result<Used, Broken>> + 'static;
 
-    /// This queue is to end: what came from it and waits for what another client does, is to be answered now.
+    /// This queue is to end: what came from it and waits for what another client does, is to be answered now. Called again and again
+    /// until all of it is.
     fn stop_waiting(&self, _queue: usize) {}
+
+    /// The client has gone, and its queues are about to end.
+    fn gone(&self) {}
 
     /// The client has gone, and its queues have ended.
     fn left(&self) -> impl Future<Output = ()> {

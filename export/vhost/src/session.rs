@@ -54,6 +54,7 @@ impl<S: Served> Session<S> {
     pub(crate) async fn serve(self: Rc<Self>) {
         let ended = self.exchange().await;
         self.hang_up();
+        self.served.gone();
         self.drain_strangers().await;
         let queues: Vec<_> = self.queues.borrow_mut().iter_mut().filter_map(Option::take).collect();
         // None takes anything more while others end.

@@ -10,7 +10,7 @@ use crate::qos::{self, Governor, Limits, LimitsChange, QosError, Share};
 use levada_base::ids::Ino;
 use levada_client::{Client, Error};
 use levada_wire::meta::{MetaFault, SetXattr};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
 /// The attribute that says what may be used, as JSON.
@@ -25,11 +25,16 @@ pub(super) struct KeptLimits {
     governor: Governor,
     tenants: RefCell<BTreeMap<Tenant, qos::Tenant>>,
     shares: RefCell<BTreeMap<VolumeName, Share>>,
+    /// Of the files of tenants.
+    files: RefCell<BTreeMap<Tenant, Share>>,
+    /// Tenants that were deleted.
+    removals: Cell<u64>,
 }
 
 impl KeptLimits {
     pub(super) fn new(client: Client, governor: Governor) -> Self {
-        Self { client, governor, tenants: RefCell::default(), shares: RefCell::default() }
+        let (tenants, shares, files, removals) = Default::default();
+        Self { client, governor, tenants, shares, files, removals }
     }
 
     /// What is kept; [`Limits::NONE`] where nothing was ever set. `whose`: as an operator calls it.
@@ -79,10 +84,20 @@ impl KeptLimits {
         if let Some(tenant) = self.tenants.borrow().get(name) {
             return Ok(tenant.clone());
         }
-        let limits = self.tenant_limits(name, ino).await?;
-        let tenant = self.governor.tenant(name.clone(), limits)?;
-        self.tenants.borrow_mut().insert(name.clone(), tenant.clone());
-        Ok(tenant)
+        loop {
+            let removals = self.removals.get();
+            let limits = self.tenant_limits(name, ino).await?;
+            // Who asked at the same time may have been faster.
+            if let Some(tenant) = self.tenants.borrow().get(name) {
+                return Ok(tenant.clone());
+            }
+            // It may have been deleted meanwhile; that is found out.
+            if removals == self.removals.get() {
+                let tenant = self.governor.tenant(name.clone(), limits)?;
+                self.tenants.borrow_mut().insert(name.clone(), tenant.clone());
+                return Ok(tenant);
+            }
+        }
     }
 
     /// What a volume's requests wait at; `tenant` is its tenant's directory, `ino` its file.
@@ -93,6 +108,17 @@ impl KeptLimits {
     ) -> Result<Share, OrderError> {
         let tenant = self.tenant(&name.tenant, tenant).await?;
         self.share_of(&tenant, name, ino).await
+    }
+
+    /// What requests for a tenant's files wait at, whose directory is `ino`; over with the tenant.
+    pub(super) async fn share_of_files(
+        &self,
+        name: &Tenant,
+        ino: Ino,
+    ) -> Result<Share, OrderError> {
+        let tenant = self.tenant(name, ino).await?;
+        let mut files = self.files.borrow_mut();
+        Ok(files.entry(name.clone()).or_insert_with(|| tenant.share_of_caps()).clone())
     }
 
     async fn share_of(
@@ -227,6 +253,10 @@ impl KeptLimits {
     }
 
     pub(super) fn tenant_removed(&self, name: &Tenant) {
+        self.removals.set(self.removals.get() + 1);
         self.tenants.borrow_mut().remove(name);
+        if let Some(share) = self.files.borrow_mut().remove(name) {
+            share.remove();
+        }
     }
 }

@@ -22,7 +22,7 @@ mod snapshots;
 
 use crate::name::{Tenant, VolumeName};
 use crate::order::{self, Anyway, OrderError, TenantRow, VolumeRow};
-use crate::qos::{Governed, Governor, Limits, LimitsChange};
+use crate::qos::{Governed, Governor, Limits, LimitsChange, Share};
 use crate::thin::ThinVolume;
 use crate::volume::Volume;
 use directories::{Directories, ROOT, of_name};
@@ -369,6 +369,17 @@ impl Catalogue {
         let _turn = self.turn.acquire(1).await;
         let directory = self.directories.made_of(tenant).await?;
         self.limits.set_tenant(tenant, directory, change).await
+    }
+
+    /// What requests for a tenant's files wait at, within the caps that hold for its volumes; `None`: there is no such tenant. Waits for no
+    /// order, which may take long.
+    ///
+    /// # Errors
+    ///
+    /// [`OrderError`].
+    pub async fn share_of_files(&self, tenant: &Tenant) -> Result<Option<Share>, OrderError> {
+        let Some(directory) = self.directories.of(tenant).await? else { return Ok(None) };
+        self.limits.share_of_files(tenant, directory).await.map(Some)
     }
 
     /// Closes a tenant's volumes that nobody uses now, as limits of what is stored hold for files that are opened afterwards.

@@ -133,6 +133,8 @@ struct Line {
     governor: Rc<Inner>,
     of: Rc<Of>,
     node: RefCell<Node>,
+    /// Nobody tells when its requests are back.
+    is_of_caps: bool,
     waiting: RefCell<VecDeque<Rc<Waiter>>>,
     /// Its limits hold no more; who waits or comes passes.
     is_removed: Cell<bool>,
@@ -193,6 +195,8 @@ enum Right {
         by_tenant: bool,
     },
     Share,
+    /// By share, too, but when it is back nobody tells.
+    Caps,
     /// Nothing is guaranteed, and nobody waits.
     Unheld,
     /// Its volume was removed.
@@ -305,10 +309,22 @@ impl Tenant {
     pub fn share(&self, limits: Limits) -> Result<Share, QosError> {
         limits.check(self.0.terms.request_bytes_max)?;
         self.0.check(&self.1, None, Some((None, limits)))?;
+        Ok(self.new_share(limits, false))
+    }
+
+    /// Makes a share whose requests wait at the tenant's caps alone, as nobody tells when they are back: they use no guarantee, and neither
+    /// wait for the window nor are counted in it.
+    #[must_use]
+    pub fn share_of_caps(&self) -> Share {
+        self.new_share(Limits::NONE, true)
+    }
+
+    fn new_share(&self, limits: Limits, is_of_caps: bool) -> Share {
         let line = Rc::new(Line {
             governor: Rc::clone(&self.0),
             of: Rc::clone(&self.1),
             node: RefCell::new(Node::new(limits, reactor::now())),
+            is_of_caps,
             waiting: RefCell::default(),
             is_removed: Cell::default(),
             alone: RefCell::default(),
@@ -321,7 +337,7 @@ impl Tenant {
         lines.push(Rc::downgrade(&line));
         drop(lines);
         self.0.look_for_guarantees();
-        Ok(Share(line))
+        Share(line)
     }
 }
 
@@ -368,6 +384,12 @@ impl Share {
     pub fn set_common(&self, common: Option<Arc<Common>>) {
         self.0.node.borrow_mut().lease = common.map(Lease::new);
         self.0.governor.changed();
+    }
+
+    /// Its limits were ended.
+    #[must_use]
+    pub fn is_removed(&self) -> bool {
+        self.0.is_removed.get()
     }
 
     /// Ends its limits: who waits passes, and learns from the volume itself that it is gone. Its guarantee is free.
@@ -514,6 +536,9 @@ impl Line {
         if ready_ns > now.0 {
             return Err(ready_ns);
         }
+        if self.is_of_caps {
+            return Ok(Right::Caps);
+        }
         let by_volume = node.overdue_ns(cost, now).is_some();
         let by_tenant = of.overdue_ns(cost, now).is_some();
         if by_volume || by_tenant {
@@ -541,7 +566,7 @@ impl Line {
                 let overdue_ns = node.overdue_ns(cost, now).or_else(|| of.overdue_ns(cost, now));
                 (false, -overdue_ns.unwrap_or(0.0), 0.0)
             }
-            Right::Share => {
+            Right::Share | Right::Caps => {
                 (true, of.tag.max(self.governor.tag.get()), node.tag.max(self.of.tag.get()))
             }
         }
@@ -574,13 +599,19 @@ impl Line {
         Some(Pass { right: Right::Unheld, at: None, was_alone: false, others_begun: 0 })
     }
 
-    fn go_by_share(&self, node: &mut Node, of: &mut Node, cost: Cost) {
+    /// Its turn among those who go by share is over.
+    fn advance(&self, node: &mut Node, of: &mut Node, cost: Cost) {
         let governor = &*self.governor;
         governor.tag.set(of.advance(cost, governor.tag.get()));
         self.of.tag.set(node.advance(cost, self.of.tag.get()));
+        raise(&governor.others_begun, 1);
+    }
+
+    fn go_by_share(&self, node: &mut Node, of: &mut Node, cost: Cost) {
+        let governor = &*self.governor;
+        self.advance(node, of, cost);
         governor.in_flight.set(governor.in_flight.get() + cost.weighed());
         raise(&governor.in_flight_count, 1);
-        raise(&governor.others_begun, 1);
         raise(&self.in_flight_count, 1);
     }
 
@@ -601,6 +632,7 @@ impl Line {
                 governor.steering.borrow_mut().used(now.0);
             }
             Right::Share => self.go_by_share(&mut node, &mut of, cost),
+            Right::Caps => self.advance(&mut node, &mut of, cost),
         }
         if right != Right::None {
             node.take_cap(cost);

@@ -651,3 +651,35 @@ fn planted_bugs_are_found() {
         assert!(found, "{bug} was not found");
     }
 }
+
+/// Files of a tenant wait at its caps with its volumes, and at nothing else.
+#[test]
+fn a_share_of_caps_stays_within_them_and_out_of_everything_else() {
+    Reactor::simulated(9).block_on(async {
+        let governor = Governor::new(TERMS);
+        let tenant = governor.tenant("red".parse().expect("a name"), capped(iops(1000)));
+        let tenant = tenant.expect("limits");
+        let volume = tenant.share(Limits::NONE).expect("limits");
+        let files = tenant.share_of_caps();
+        let victim = governor.share(guaranteed(iops(500))).expect("limits");
+        let (of_volume, _one) = load(&volume, 8, || 4 * KIB);
+        let (of_files, _two) = load(&files, 8, || 4 * KIB);
+        let (of_victim, _three) = load(&victim, 1, || 4 * KIB);
+        reactor::sleep(3 * SECOND).await;
+        for second in 0..3 {
+            let [volume, files] = [&of_volume, &of_files].map(|it| in_second(it, second)[0]);
+            assert_near(volume + files, 1000, 0.03, "both together");
+            assert_near(files, 500, 0.2, "the files");
+            assert!(in_second(&of_victim, second)[0] >= 500, "the victim");
+        }
+        drop((_one, _two, _three));
+        reactor::yield_now().await;
+        assert_eq!(governor.in_flight_and_waiting(), (0, 0));
+        // Those that are back nobody knows of.
+        let held: Vec<_> = [files.admit(Cost::read(4096)).await].into();
+        assert_eq!(governor.in_flight_and_waiting().0, 0);
+        drop(held);
+        files.remove();
+        assert!(files.is_removed());
+    });
+}

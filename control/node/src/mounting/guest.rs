@@ -9,6 +9,7 @@
 //! serves the socket next tells the metadata service that the client is dead.
 
 use super::desk::{Clerk, Desk, Now};
+use super::leave::Leaves;
 use super::shown::{Shown, View};
 use super::{CONNECT_LIMIT, Life, SPIN, Served, bury_at, client_config, connect, draw_uuid, note};
 use crate::meters::CacheMeters;
@@ -91,13 +92,15 @@ async fn begin(
     if let Err(error) = buried {
         tracing::warn!(%error, "locks of the mount before stay until its lease ends");
     }
-    if let Err(error) = Shown::of(&plan.view, &client).await {
+    let leaves = Leaves::new(&plan.address, plan.cluster_uuid);
+    if let Err(error) = Shown::of(&plan.view, &client, &leaves).await {
         client.shutdown().await?;
         return Err(error);
     }
     let mounts = Rc::new(Mounts {
         plan: plan.clone(),
         record,
+        leaves,
         spare: RefCell::new(Some(client)),
         mounted: RefCell::default(),
         meters: Rc::default(),
@@ -128,6 +131,7 @@ async fn serve(
     tracing::info!(at = %plan.at.display(), "serves virtual machines");
     ready();
     while signals.recv().await.context("cannot receive signals")? == Signal::Hangup {}
+    mounts.leaves.end();
     server.end().await;
     let spare = mounts.spare.take();
     if let Some(client) = spare {
@@ -149,6 +153,7 @@ fn guest_config(plan: &GuestPlan, uuid: Uuid) -> ClientConfig {
 struct Mounts {
     plan: GuestPlan,
     record: File,
+    leaves: Leaves,
     /// One that is connected, for who mounts next.
     spare: RefCell<Option<Client>>,
     mounted: RefCell<Option<Client>>,
@@ -192,7 +197,8 @@ impl Mounts {
 
     /// What a client shows; `None`: it is not there.
     async fn shown(&self, client: &Client) -> Option<Shown> {
-        match reactor::timeout(CONNECT_LIMIT, Shown::of(&self.plan.view, client)).await {
+        let shown = Shown::of(&self.plan.view, client, &self.leaves);
+        match reactor::timeout(CONNECT_LIMIT, shown).await {
             Ok(Ok(shown)) => Some(shown),
             Ok(Err(error)) => {
                 self.cannot_mount(&format!("{error:#}"));
@@ -260,10 +266,15 @@ impl FileSystem for Mounts {
         Some(Rc::new(session))
     }
 
+    fn hurry(&self, is_gone: bool) {
+        self.leaves.hurry(is_gone);
+    }
+
     async fn end(&self, _: Rc<Session<Shown>>) {
         // There is one session at a time.
         let Some(client) = self.mounted.take() else { return };
         self.asked_before.set(CacheMeters::of(client.asked()).and(self.asked_before.get()));
+        self.leaves.refuse();
         self.leave(&client).await;
         if self.may_tell() {
             tracing::info!("what a guest had mounted has ended");

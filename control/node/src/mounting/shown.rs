@@ -1,5 +1,6 @@
 //! What a guest is shown at a socket: all of the file system, or one directory, to a kernel that is not trusted with the rest.
 
+use super::leave::{Leave, Leaves, shortened, wanted};
 use anyhow::{Context, Result, bail};
 use levada_base::Buf;
 use levada_base::ids::Ino;
@@ -8,10 +9,11 @@ use levada_export_vhost::Tag;
 use levada_mount::codec::{Limits, Negotiated};
 use levada_mount::files::{Files, GuestCache};
 use levada_mount::subtree::Subtree;
-use levada_mount::{Handler, Reply, Request};
+use levada_mount::{Errno, Handler, Reply, Request};
 use levada_spec::{GuestCacheSpec, SubtreePath};
 use levada_wire::attr::Kind;
 use std::fmt;
+use std::rc::Rc;
 
 /// What a guest finds at a socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,8 +74,8 @@ impl fmt::Display for View {
     }
 }
 
-/// The directory of a part. Links are not followed: they may lead anywhere.
-async fn root_of(client: &Client, part: &Part) -> Result<Ino> {
+/// The directory of a part, and whose it is. Links are not followed: they may lead anywhere.
+async fn root_of(client: &Client, part: &Part) -> Result<(Ino, u32)> {
     let (mut ino, mut tenant) = (Ino::ROOT, 0);
     let mut at = String::new();
     for name in part.path.names() {
@@ -88,14 +90,15 @@ async fn root_of(client: &Client, part: &Part) -> Result<Ino> {
     if part.tenant.is_some_and(|owner| owner != tenant) {
         bail!("{at} belongs to another tenant");
     }
-    Ok(ino)
+    Ok((ino, tenant))
 }
 
 /// Answers what a guest's kernel asks.
 pub(super) enum Shown {
     /// By all of the file system, for a guest that is trusted with it.
     Whole(Files),
-    Part(Subtree<Files>),
+    /// With what it needs to read and write, where that is a tenant's.
+    Part(Subtree<Files>, Option<Rc<Leave>>),
 }
 
 impl Shown {
@@ -104,20 +107,21 @@ impl Shown {
     /// # Errors
     ///
     /// When that part is not there, or is somebody else's.
-    pub(super) async fn of(view: &View, client: &Client) -> Result<Self> {
+    pub(super) async fn of(view: &View, client: &Client, leaves: &Leaves) -> Result<Self> {
         let cache = match view.cache {
             GuestCacheSpec::None => GuestCache::None,
             GuestCacheSpec::Open => GuestCache::Open,
         };
         let files = Files::new(client.clone()).for_guest(cache);
         let Some(part) = &view.part else { return Ok(Self::Whole(files)) };
-        Ok(Self::Part(Subtree::new(files, root_of(client, part).await?)))
+        let (root, tenant) = root_of(client, part).await?;
+        Ok(Self::Part(Subtree::new(files, root), leaves.of(tenant)))
     }
 
     pub(super) fn limits(&self) -> Limits {
         match self {
             Self::Whole(_) => Files::limits(),
-            Self::Part(_) => Subtree::<Files>::limits(Files::limits()),
+            Self::Part(..) => Subtree::<Files>::limits(Files::limits()),
         }
     }
 }
@@ -126,14 +130,23 @@ impl Handler for Shown {
     async fn handle(&self, request: Request<'_>, message: &Buf) -> Reply {
         match self {
             Self::Whole(files) => files.handle(request, message).await,
-            Self::Part(subtree) => subtree.handle(request, message).await,
+            Self::Part(subtree, None) => subtree.handle(request, message).await,
+            Self::Part(subtree, Some(leave)) => {
+                let request = Request { operation: shortened(request.operation), ..request };
+                if let Some(wanted) = wanted(&request.operation)
+                    && leave.take(wanted).await.is_err()
+                {
+                    return Reply::Error(Errno::IO);
+                }
+                subtree.handle(request, message).await
+            }
         }
     }
 
     fn mounted(&self, terms: &Negotiated) {
         match self {
             Self::Whole(files) => files.mounted(terms),
-            Self::Part(subtree) => subtree.mounted(terms),
+            Self::Part(subtree, _) => subtree.mounted(terms),
         }
     }
 }

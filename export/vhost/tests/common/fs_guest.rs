@@ -195,6 +195,11 @@ impl FsGuest {
         first
     }
 
+    /// How many chains a queue was given.
+    pub fn offered(&self, number: usize) -> u16 {
+        self.queues[number].available
+    }
+
     /// The next answer of a queue, if there is one.
     pub fn answer(&mut self, number: usize) -> Option<Answer> {
         let ring = number * RING_BYTES;

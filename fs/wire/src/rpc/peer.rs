@@ -205,6 +205,18 @@ impl Peer {
         }
     }
 
+    /// Sends a request once, over a connection that is made if need be. That the target is not there ([`flags::NOT_HERE`]) is an answer,
+    /// too.
+    ///
+    /// # Errors
+    ///
+    /// Every variant of [`RpcError`] but `Deadline`.
+    pub async fn call_once(&self, call: &Call) -> Result<Frame, RpcError> {
+        let reply = self.lane().await?.send(call).await?.reply().await?;
+        self.failures.set(0);
+        Ok(reply)
+    }
+
     /// A live connection, made if need be.
     async fn lane(&self) -> Result<Rc<Caller>, RpcError> {
         let at = self.next_lane.get() % self.config.connections;
