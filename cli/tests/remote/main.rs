@@ -580,11 +580,15 @@ fn a_slow_path_and_a_slow_drive_take_as_long_as_they_are_told() {
             let url: NvmeUrl = drawer.url_by(path, bay).parse().expect("a URL");
             let options = Options::new(Host::anonymous().expect("a name"));
             let drive = NvmeNamespace::open(&url, options).await.expect("it is there");
-            let begun = Instant::now();
-            drive.read(0, BufMut::for_overwrite(4096).into_vec()).await.expect("read");
-            let took = begun.elapsed();
+            // Other work of the machine makes one of them slow, now and then.
+            let mut quickest = Duration::MAX;
+            for _ in 0..3 {
+                let begun = Instant::now();
+                drive.read(0, BufMut::for_overwrite(4096).into_vec()).await.expect("read");
+                quickest = quickest.min(begun.elapsed());
+            }
             drive.close().await;
-            took
+            quickest
         };
         const SLOW: Duration = Duration::from_millis(400);
         drawer.ok("path", &["2", "slow", "400"]);
