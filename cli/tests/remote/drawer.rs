@@ -3,6 +3,7 @@
 
 use crate::fixture::run;
 use crate::support::{LEVADA, LIMIT, said, signal};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -88,6 +89,13 @@ impl Drawer {
     /// The process that serves it.
     pub fn pid(&self) -> u32 {
         self.process.id()
+    }
+
+    /// It may have so many more descriptors than it has.
+    pub fn leave_descriptors(&self, more: u64) {
+        let used = std::fs::read_dir(format!("/proc/{}/fd", self.pid())).expect("it runs").count();
+        let few = Rlimit { current: Some(used as u64 + more), ..getrlimit(Resource::Nofile) };
+        prlimit(Pid::from_raw(self.pid().cast_signed()), Resource::Nofile, few).expect("lowered");
     }
 
     /// The address of a path.

@@ -17,7 +17,6 @@ use levada_base::reactor::Reactor;
 use levada_base::{Buf, BufMut};
 use levada_device::nvme::{Host, NvmeNamespace, NvmeUrl, Options};
 use levada_device::{Device, Durability};
-use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -522,11 +521,7 @@ fn who_only_comes_keeps_nobody_out_where_descriptors_are_few() {
         let status = free_address();
         let options = [IN_MEMORY, &["--status", &status], more].concat();
         let drawer = Drawer::start(place.dir.path(), name, &options);
-        let process = Pid::from_raw(drawer.pid().cast_signed());
-        let used =
-            std::fs::read_dir(format!("/proc/{}/fd", drawer.pid())).expect("it runs").count();
-        let few = Rlimit { current: Some(used as u64 + 40), ..getrlimit(Resource::Nofile) };
-        prlimit(process, Resource::Nofile, few).expect("lowered");
+        drawer.leave_descriptors(40);
         let _strangers: Vec<_> = (0..100).map(|_| come(drawer.path(0))).collect();
         let begun = Instant::now();
         let mut find = Command::new(LEVADA);
@@ -539,6 +534,36 @@ fn who_only_comes_keeps_nobody_out_where_descriptors_are_few() {
         // What strangers have to say they may take half a minute for.
         assert!(begun.elapsed() < Duration::from_secs(10), "{name}: {:?}", begun.elapsed());
     }
+}
+
+/// Who is known stays, also where there is no descriptor for the next one, who is turned away; the operator is told why.
+#[test]
+fn where_all_are_known_the_next_is_turned_away() {
+    let place = Box::new();
+    let drawer = Drawer::start(place.dir.path(), "e1", IN_MEMORY);
+    drawer.leave_descriptors(40);
+    Reactor::new().expect("an io_uring").block_on(async {
+        let url: NvmeUrl = drawer.url_by(0, 1).parse().expect("a URL");
+        let open = || {
+            let options = Options::new(Host::anonymous().expect("a name"));
+            NvmeNamespace::open(&url, options)
+        };
+        let mut known = Vec::new();
+        while let Ok(drive) = open().await {
+            known.push(drive);
+            assert!(known.len() < 40, "each has a descriptor of the enclosure");
+        }
+        assert!(known.len() > 5, "only {}", known.len());
+        for drive in &known {
+            drive.read(0, BufMut::for_overwrite(4096).into_vec()).await.expect("it stays");
+        }
+        let log = std::fs::read_to_string(place.dir.path().join("enclosures.log")).expect("a log");
+        assert!(log.contains("as there are hardly any descriptors left: raise"), "{log}");
+        for drive in known {
+            drive.close().await;
+        }
+        open().await.expect("there is room again").close().await;
+    });
 }
 
 /// Its cache goes with it; whoever wrote there, and has not been told that it is durable, writes that again.
