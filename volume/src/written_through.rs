@@ -5,8 +5,8 @@ use levada_base::IoVec;
 use levada_device::Durability;
 use std::rc::Rc;
 
-/// For clients that may go on elsewhere, where a flush knows nothing of what was not durable here: hosts of a volume that another
-/// server can take over do so without a word, and would believe that flush.
+/// For clients that go on where a flush knows nothing of what was not durable before: hosts and guests of a volume do so without a word when its server
+/// was killed and is there again, or another one is, and would believe that flush.
 pub struct WrittenThrough(Rc<dyn Volume>);
 
 impl WrittenThrough {

@@ -18,9 +18,10 @@ mod support;
 use fixture::Box;
 use front_end::{FrontEnd, Guest, READ, SLOT_BYTES, SLOTS, WRITE, message::*};
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
-use support::{Cluster, TINY, can_run, wait_until};
+use support::{Cluster, TINY, can_run, kill, wait_until};
 
 const DRIVES: [&str; 6] = ["d0", "d1", "d2", "d3", "d4", "d5"];
 const SOCKET: &str = "vm.sock";
@@ -194,10 +195,26 @@ fn sockets_come_and_go_with_the_volumes_of_their_tenant() {
     waits_for_socket(&db, true);
     assert!(!cluster.path("vm/db.sock").exists(), "another tenant's");
     let mut guest = Guest::new();
-    let front_end = guest.connect(&vm);
+    let mut front_end = guest.connect(&vm);
     guest.exercise(1);
     assert_eq!(front_end.capacity(), 64 << 20);
-    let (channel, theirs) = std::os::unix::net::UnixStream::pair().expect("a channel");
+
+    // What was answered is there when the node was killed: the guest goes on, and its next flush would not tell.
+    for round in 1..=3 {
+        guest.data(0).fill(round);
+        guest.offer(0, WRITE, 0);
+        assert_eq!(guest.wait(1), [(0, 0)]);
+        kill(cluster.node().expect("a node"));
+        cluster.ok(&["up"]);
+        wait_until("its disk is shown again", || UnixStream::connect(&vm).is_ok());
+        guest = Guest::new();
+        front_end = guest.connect(&vm);
+        guest.offer(0, READ, 0);
+        assert_eq!(guest.wait(1), [(0, 0)]);
+        assert!(guest.data(0).iter().all(|byte| *byte == round), "round {round}");
+    }
+
+    let (channel, theirs) = UnixStream::pair().expect("a channel");
     front_end.set(SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]);
     cluster.ok(&["volume", "grow", "vm", "128MiB"]);
     channel.set_read_timeout(Some(Duration::from_secs(10))).expect("a limit");

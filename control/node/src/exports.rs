@@ -204,6 +204,11 @@ impl TenantExports {
     async fn names(&self) -> Result<Vec<String>, VolumeRefusal> {
         Ok(self.rows().await?.into_iter().map(|row| row.name.name().to_owned()).collect())
     }
+
+    /// For those who go on at the next life of the node, or at another server, without a word.
+    async fn written_through(&self, name: &str) -> Option<Rc<dyn Volume>> {
+        Some(Rc::new(WrittenThrough::new(self.named(name).await?)))
+    }
 }
 
 impl Exports for TenantExports {
@@ -233,7 +238,7 @@ impl Disks for TenantExports {
     }
 
     fn open<'a>(&'a self, name: &'a str) -> LocalBoxFuture<'a, Option<Rc<dyn Volume>>> {
-        Box::pin(self.named(name))
+        Box::pin(self.written_through(name))
     }
 }
 
@@ -256,17 +261,13 @@ impl nvmet::Volumes for TenantExports {
         Box::pin(async move {
             // One that is deleted and made anew in between would have the name of the old one: looked at again once it is open.
             let id = self.id_of(name).await?;
-            let mut volume = self.named(name).await?;
-            if self.are_written_through() {
-                volume = Rc::new(WrittenThrough::new(volume));
-            }
+            let volume = self.written_through(name).await?;
             (self.id_of(name).await? == id).then(|| Opened { volume, guid: id.into_bytes() })
         })
     }
 
-    /// Their hosts may go to another server.
     fn are_written_through(&self) -> bool {
-        self.volumes.may_go_elsewhere()
+        true
     }
 
     fn reservations(&self, guid: [u8; 16]) -> LocalBoxFuture<'_, Result<Vec<u8>, KeepError>> {

@@ -127,11 +127,6 @@ impl Volumes {
         self.cluster.drives.epoch
     }
 
-    /// Another server may take the cluster over.
-    pub(crate) fn may_go_elsewhere(&self) -> bool {
-        self.cluster.arrays.iter().any(|array| array.array.is_shared())
-    }
-
     /// Tells the metadata service that the clients of earlier lives are dead, of which those that ended without taking leave would be
     /// waited for. Of the last life here, and of other servers, which are shut out.
     pub(crate) async fn bury_last(self: Rc<Self>) {
