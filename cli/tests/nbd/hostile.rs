@@ -1,85 +1,12 @@
 //! Clients that break the rules: each is answered or hung up on, and harms nobody else.
 
+use crate::client::{Client, READ, WRITE};
 use crate::fixture::{Box, sh};
-use crate::support::{LIMIT, said};
+use crate::support::said;
 use crate::{SOCKET, served, uri};
 use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::Duration;
-
-const GO: u32 = 7;
-const READ: u16 = 0;
-const WRITE: u16 = 1;
-
-/// A client, byte by byte.
-struct Client(UnixStream);
-
-impl Client {
-    fn greeted(array: &Box) -> Self {
-        let stream = UnixStream::connect(array.path(SOCKET)).expect("somebody listens");
-        stream.set_read_timeout(Some(LIMIT)).expect("set");
-        let mut client = Self(stream);
-        let greeting = client.take(18);
-        assert_eq!(&greeting[..16], b"NBDMAGICIHAVEOPT");
-        client.put(&3u32.to_be_bytes());
-        client
-    }
-
-    fn using(array: &Box) -> Self {
-        let mut client = Self::greeted(array);
-        // The default export, and nothing to be told of it.
-        client.option(GO, &[0; 6]);
-        let mut kinds = Vec::new();
-        while kinds.last() != Some(&1) {
-            let head = client.take(20);
-            let word = |at: usize| u32::from_be_bytes(head[at..at + 4].try_into().expect("4"));
-            kinds.push(word(12));
-            client.take(word(16) as usize);
-        }
-        client
-    }
-
-    fn put(&mut self, bytes: &[u8]) {
-        self.0.write_all(bytes).expect("sent");
-    }
-
-    fn take(&mut self, bytes: usize) -> Vec<u8> {
-        let mut taken = vec![0; bytes];
-        self.0.read_exact(&mut taken).expect("received");
-        taken
-    }
-
-    fn option(&mut self, kind: u32, data: &[u8]) {
-        self.put(b"IHAVEOPT");
-        self.put(&kind.to_be_bytes());
-        self.put(&(data.len() as u32).to_be_bytes());
-        self.put(data);
-    }
-
-    fn request(&mut self, command: u16, at: u64, bytes: u32) {
-        self.put(&0x2560_9513u32.to_be_bytes());
-        self.put(&0u16.to_be_bytes());
-        self.put(&command.to_be_bytes());
-        self.put(&7u64.to_be_bytes());
-        self.put(&at.to_be_bytes());
-        self.put(&bytes.to_be_bytes());
-    }
-
-    /// The error of a reply without data.
-    fn error(&mut self) -> u32 {
-        let reply = self.take(16);
-        assert_eq!(reply[..4], 0x6744_6698u32.to_be_bytes());
-        u32::from_be_bytes(reply[4..8].try_into().expect("4 bytes"))
-    }
-
-    fn ends_hung_up_on(mut self) -> bool {
-        let mut rest = Vec::new();
-        // A reset is a hang-up, too.
-        let _ = self.0.read_to_end(&mut rest);
-        rest.len() < 4096
-    }
-}
 
 /// Somebody who keeps to the rules still gets what he asks for.
 fn serves_others(array: &Box) {

@@ -2,7 +2,9 @@
 //!
 //! Needs io_uring and the programs that `scripts/suites` installs; what mounts needs root.
 
+mod client;
 mod clients;
+mod extended;
 #[path = "../array/fixture.rs"]
 #[allow(dead_code, reason = "nothing is mounted here")]
 mod fixture;
