@@ -6,15 +6,19 @@ use crate::fs::{FileSystem, Guest, TAG_BYTES};
 use crate::inflight::Inflight;
 use crate::memory::{Mapping, Memory, Place, sealed};
 use crate::message::{HEADER_BYTES, Header, PAYLOAD_BYTES_MAX, Request};
-use crate::ring::{Addresses, Chain, Ring, Shape, Span, Token, Used};
+use crate::request::{Client, SERIAL_BYTES};
+use crate::ring::{Addresses, Chain, Ring, Shape as RingShape, Span, Token, Used};
 use crate::served::{Features, Served, Source};
-use levada_base::Buf;
 use levada_base::reactor::{self, Reactor};
-use levada_base::sync::oneshot;
+use levada_base::sync::{Semaphore, oneshot};
+use levada_base::{Buf, IoVec};
+use levada_device::Durability;
 use levada_fuse::codec::Limits;
 use levada_fuse::{Errno, Handler, Operation, Reply, Request as FuseRequest, Session};
-use std::cell::RefCell;
+use levada_volume::{Extent, Shape, Volume, VolumeError, VolumeFuture, Zeroing};
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::future::ready;
 use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
@@ -62,7 +66,7 @@ pub fn chains(bytes: &[u8]) {
     let addresses = Addresses { descriptors: USER, driver: USER + 0x1000, device: USER + 0x2000 };
     let (is_packed, has_event_index) = (kind & 1 != 0, kind & 2 != 0);
     let size = if is_packed { u16::from(size) } else { 1 << (size % 8) };
-    let shape = Shape { size, addresses, is_packed, has_event_index };
+    let shape = RingShape { size, addresses, is_packed, has_event_index };
     let inflight = (inflight & 1 != 0).then(|| {
         let file = sealed(INFLIGHT_BYTES).expect("memory");
         let mapping = Mapping::of(file.as_fd(), 0, INFLIGHT_BYTES).expect("mapped");
@@ -184,6 +188,117 @@ pub fn fs_requests(bytes: &[u8]) {
     });
 }
 
+/// Of the disk that is asked by [`disk_requests`].
+const DISK_BYTES: u64 = 1 << 14;
+
+/// A disk that believes nobody who asks beyond its end.
+struct Disk(RefCell<Vec<u8>>);
+
+impl Disk {
+    fn range(&self, at: u64, bytes: u64) -> std::ops::Range<usize> {
+        assert!(at.checked_add(bytes).is_some_and(|end| end <= DISK_BYTES), "{bytes} at {at}");
+        at as usize..(at + bytes) as usize
+    }
+
+    fn change(&self, at: u64, bytes: u64, by: impl FnOnce(&mut [u8])) -> VolumeFuture<'_, ()> {
+        by(&mut self.0.borrow_mut()[self.range(at, bytes)]);
+        Box::pin(ready(Ok(())))
+    }
+}
+
+impl Volume for Disk {
+    fn size_bytes(&self) -> u64 {
+        DISK_BYTES
+    }
+
+    fn shape(&self) -> Shape {
+        Shape { block_bytes: 4096, io_bytes_best: 4096, discard_bytes: 4096, is_read_only: false }
+    }
+
+    fn read(&self, at: u64, bytes: u64) -> VolumeFuture<'_, IoVec> {
+        let data = Buf::copy_of(&self.0.borrow()[self.range(at, bytes)]);
+        Box::pin(ready(Ok(data.into_vec())))
+    }
+
+    fn write(&self, at: u64, from: IoVec, _durability: Durability) -> VolumeFuture<'_, ()> {
+        let data: Vec<u8> = from.iter().flat_map(|part| part.to_vec()).collect();
+        self.change(at, data.len() as u64, |place| place.copy_from_slice(&data))
+    }
+
+    fn flush(&self) -> VolumeFuture<'_, ()> {
+        Box::pin(ready(Ok(())))
+    }
+
+    fn discard(&self, at: u64, bytes: u64) -> VolumeFuture<'_, ()> {
+        self.change(at, bytes, |_| ())
+    }
+
+    fn write_zeroes(&self, at: u64, bytes: u64, _zeroing: Zeroing) -> VolumeFuture<'_, ()> {
+        self.change(at, bytes, |place| place.fill(0))
+    }
+
+    fn extents(&self, _at: u64, _bytes: u64) -> VolumeFuture<'_, Vec<Extent>> {
+        Box::pin(ready(Err(VolumeError::NoSpace)))
+    }
+}
+
+/// Lets a guest of a disk ask, in chains of any shape. Each request begins with how it is cut, where its parts lie, how much room its answer has, and how
+/// long header and data are, in words. It writes where it may, and nowhere else.
+pub fn disk_requests(bytes: &[u8]) {
+    Reactor::simulated(1).block_on(async {
+        let file = sealed(BYTES).expect("memory");
+        let place = Place { guest: 0, bytes: BYTES, user: USER, offset: 0 };
+        let memory = Rc::new(Memory::default().with(place, file.into()).expect("mapped"));
+        let client = Rc::new(Client {
+            volume: Rc::new(Disk(RefCell::new(vec![7; DISK_BYTES as usize]))),
+            serial: [9; SERIAL_BYTES],
+            features: Cell::new(Features(u64::MAX)),
+            room: Semaphore::new(BYTES),
+        });
+        let source = Source { queue: 0, size: 16 };
+        let all = || {
+            let mut all = vec![0; BYTES as usize];
+            memory.read(0, &mut all).expect("it is there");
+            all
+        };
+        let mut rest = bytes;
+        while let Some((&[cut, at, room, length], behind)) = rest.split_first_chunk::<4>() {
+            let (message, behind) = behind.split_at(behind.len().min(4 * usize::from(length)));
+            rest = behind;
+            // Wherever it lies, it may lie partly outside.
+            let at = u64::from(at) * 65;
+            let inside = message.len().min((BYTES - at.min(BYTES)) as usize);
+            memory.write(at, &message[..inside]).expect("it fits");
+            let cut = usize::from(cut).max(8);
+            let part = |(number, part): (usize, &[u8])| Span {
+                at: at + (number * cut) as u64,
+                bytes: part.len() as u32,
+            };
+            let readable = message.chunks(cut).enumerate().map(part).collect();
+            // Often whole sectors, with a status behind, and sometimes partly outside.
+            let data = u32::from(room >> 3) * 128;
+            let second_at = if room & 2 == 0 { BYTES / 2 + 4096 } else { BYTES - 100 };
+            let writable = [
+                Span { at: BYTES / 2, bytes: data / 3 },
+                Span { at: second_at, bytes: data - data / 3 },
+                Span { at: BYTES / 2 - 1, bytes: u32::from(room & 1) },
+            ];
+            let token = Token::of_none();
+            let chain = Chain { token, readable, writable: writable.into_iter().collect() };
+            let before = all();
+            let used = Rc::clone(&client).serve(source, Rc::clone(&memory), chain).await;
+            let may_change = |at: u64| {
+                writable.iter().any(|span| (span.at..span.at + u64::from(span.bytes)).contains(&at))
+            };
+            for (at, (before, after)) in (0..).zip(before.iter().zip(&all())) {
+                assert!(before == after || may_change(at), "a byte at {at} was written");
+            }
+            let room: u32 = writable.iter().map(|span| span.bytes).sum();
+            assert!(used.is_err() || used.is_ok_and(|used| used.bytes <= room), "too much");
+        }
+    });
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -218,6 +333,22 @@ mod tests {
             let init = one((26, 0, [64, 0, 40], init));
             init.into_iter().chain(messages.into_iter().flat_map(one)).collect()
         })
+    }
+
+    /// Requests of kinds that are known, of places that are often there.
+    fn of_disk() -> impl Strategy<Value = Vec<u8>> {
+        let kind = prop::sample::select(vec![0u8, 1, 4, 8, 11, 13, 99]);
+        let lengths = prop::sample::select(vec![0usize, 4, 16, 32, 508, 512, 900]);
+        let request = (kind, 0u8..40, any::<[u8; 3]>(), lengths);
+        let one = |(kind, sector, head, length): (u8, u8, [u8; 3], usize)| {
+            // Of what follows the ranges of a discard are made: sector, sectors, flags.
+            let range = [sector, 0, 0, 0, 0, 0, 0, 0, head[0] % 8, 0, 0, 0, 0, 0, 0, 0];
+            let data: Vec<u8> = range.iter().copied().cycle().take(length).collect();
+            let header = [&[kind, 0, 0, 0, 0, 0, 0, 0, sector][..], &[0; 7]].concat();
+            let length = ((header.len() + data.len()) / 4) as u8;
+            [&[head[0], head[1], head[2], length][..], &header, &data].concat()
+        };
+        prop::collection::vec(request.prop_map(one), 0..12).prop_map(|all| all.concat())
     }
 
     /// A ring of small descriptors, with flags and indices that often mean something.
@@ -270,6 +401,11 @@ mod tests {
         #[test]
         fn any_messages_are_followed_or_refused(bytes in noise()) {
             messages(&bytes);
+        }
+
+        #[test]
+        fn a_disk_is_asked_anything(bytes in of_disk()) {
+            disk_requests(&bytes);
         }
 
         #[test]
