@@ -31,7 +31,7 @@ const READ_BYTES_MAX: u32 = 1 << 20;
 /// Bytes that are asked for at once, unless one request is more.
 const BYTES_ASKED: u64 = MIB;
 /// A question that is not answered within this is asked again.
-const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+const GIVEN_UP_AFTER: Duration = Duration::from_secs(5);
 /// Before that, and when nothing of what was asked for may go on.
 const AGAIN_AFTER: Duration = Duration::from_millis(50);
 /// Who looks after the machines is told once that a node has answered nothing for so long.
@@ -59,7 +59,46 @@ pub(super) fn wanted(operation: &Operation<'_>) -> Option<Wanted> {
         Operation::CopyFileRange(args) | Operation::CopyFileRange64(args) => {
             Some(Wanted::Write { bytes: args.length })
         }
-        _ => None,
+        // Spelt out, so that a new one does not pass unseen.
+        Operation::Lookup { .. }
+        | Operation::Forget { .. }
+        | Operation::BatchForget(_)
+        | Operation::GetAttr { .. }
+        | Operation::Statx { .. }
+        | Operation::ReadLink
+        | Operation::Symlink { .. }
+        | Operation::MkNod { .. }
+        | Operation::MkDir { .. }
+        | Operation::Unlink { .. }
+        | Operation::RmDir { .. }
+        | Operation::Rename { .. }
+        | Operation::Link { .. }
+        | Operation::Open(_)
+        | Operation::StatFs
+        | Operation::Release(_)
+        | Operation::Fsync { .. }
+        | Operation::SetXattr { .. }
+        | Operation::GetXattr { .. }
+        | Operation::ListXattr { .. }
+        | Operation::RemoveXattr { .. }
+        | Operation::Flush { .. }
+        | Operation::Init(_)
+        | Operation::OpenDir(_)
+        | Operation::ReadDir(_)
+        | Operation::ReadDirPlus(_)
+        | Operation::ReleaseDir(_)
+        | Operation::FsyncDir { .. }
+        | Operation::GetLk(_)
+        | Operation::SetLk(_)
+        | Operation::SetLkW(_)
+        | Operation::Access { .. }
+        | Operation::Create { .. }
+        | Operation::Interrupt { .. }
+        | Operation::Destroy
+        | Operation::LSeek { .. }
+        | Operation::SyncFs
+        | Operation::TmpFile { .. }
+        | Operation::Unknown { .. } => None,
     }
 }
 
@@ -89,7 +128,7 @@ impl Node for Peer {
     fn ask(&self, ask: Ask) -> LocalBoxFuture<'_, Told> {
         Box::pin(async move {
             let call = Call { kind: "Turns", ..Call::new(TURNS, encode_body(&ask)) };
-            match reactor::timeout(ANSWER_WITHIN, self.call_once(&call)).await {
+            match reactor::timeout(GIVEN_UP_AFTER, self.call_once(&call)).await {
                 Ok(Ok(reply)) if reply.header.flags & flags::NOT_HERE != 0 => Told::NotHere,
                 Ok(Ok(reply)) => decode_body(&reply.body).map_or(Told::Nothing, Told::Granted),
                 Ok(Err(_)) | Err(_) => Told::Nothing,
@@ -220,7 +259,7 @@ impl Leave {
     /// Whoever looks after the machines should know why requests wait, or why they do not.
     fn heed(&self, told: &Told) {
         let is_not_here = matches!(told, Told::NotHere);
-        let before = self.trouble.get().filter(|before| before.is_not_here || !is_not_here);
+        let before = self.trouble.get().filter(|before| before.is_not_here == is_not_here);
         let begun = || Trouble { is_not_here, since: reactor::now(), was_told: false };
         let trouble = match told {
             Told::Granted(_) => None,
