@@ -64,7 +64,7 @@ pub(crate) fn configuration(volume: &(impl Volume + ?Sized), queues: u16) -> Vec
     let block_sectors = u16::try_from(sectors(shape.block_bytes)).unwrap_or(u16::MAX);
     bytes.extend(block_sectors.to_le_bytes());
     bytes.extend(sectors(shape.io_bytes_best).to_le_bytes());
-    // Writes are cached until a flush; what the guest would rather have cannot be set (`VIRTIO_BLK_F_CONFIG_WCE`), as front ends
+    // Writes may be cached until a flush; what the guest would rather have cannot be set (`VIRTIO_BLK_F_CONFIG_WCE`), as front ends
     // do not say it again to who serves next.
     bytes.push(1);
     bytes.push(0);
