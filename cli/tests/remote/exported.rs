@@ -1,12 +1,17 @@
 //! An array whose drives are volumes that a cluster exports over NVMe/TCP.
 
 use crate::fixture::{Box, run};
-use crate::support::{Cluster, LEVADA, LIMIT, TINY, can_run, wait_until};
+use crate::support::{Cluster, LEVADA, LIMIT, TINY, can_run, kill, wait_until};
 use crate::{check, round};
+use levada_base::reactor::Reactor;
+use levada_base::{Buf, BufMut};
+use levada_device::nvme::{Host, NvmeNamespace, NvmeUrl, Options};
+use levada_device::{Device, Durability};
 use serde_json::Value;
 use std::fs::File;
 use std::net::TcpListener;
 use std::process::Command;
+use std::time::Instant;
 
 const HOST: &str = "nqn.2014-08.org.example:box";
 
@@ -18,6 +23,36 @@ fn found(address: &str, host: Option<&str>) -> Option<Value> {
     let found = run(&mut find, LIMIT);
     // Where there is nothing it fails as well, and says so.
     (!found.stdout.is_empty()).then(|| serde_json::from_slice(&found.stdout).expect("JSON"))
+}
+
+/// A host goes on when the node is there again, and would believe a flush of what was lost: what it was answered is durable.
+fn is_kept_when_the_node_is_killed(cluster: &Cluster, drive: &str) {
+    let url: NvmeUrl = drive.parse().expect("a URL");
+    Reactor::new().expect("an io_uring").block_on(async {
+        let open = async || {
+            let begun = Instant::now();
+            loop {
+                let options = Options::new(Host::anonymous().expect("a name"));
+                match NvmeNamespace::open(&url, options).await {
+                    Ok(drive) => break drive,
+                    Err(error) => assert!(begun.elapsed() < LIMIT, "it is shown: {error}"),
+                }
+            }
+        };
+        for round in 1..=3 {
+            let before = open().await;
+            let data = Buf::copy_of(&[round; 4096]).into_vec();
+            before.write(0, data, Durability::Volatile).await.expect("written");
+            kill(cluster.node().expect("a node"));
+            before.abandon();
+            cluster.ok(&["up"]);
+            let after = open().await;
+            let into = BufMut::for_overwrite(4096).into_vec();
+            let read = after.read(0, into).await.expect("read");
+            assert!(read.iter().all(|part| part.iter().all(|byte| *byte == round)), "{round}");
+            after.close().await;
+        }
+    });
 }
 
 /// It goes on where it can listen, and begins at the other addresses when it can.
@@ -60,8 +95,9 @@ fn volumes_are_drives_of_hosts_that_may_have_them() {
             assert!(url.contains(part), "{part}: {url}");
         }
     }
+    is_kept_when_the_node_is_killed(&cluster, &drives[0]);
     let mut array = Box::new();
-    array.ok(&[&["create", "far", "--level", "1"][..], &drives].concat());
+    array.ok(&[&["create", "far", "--level", "1", "--force"][..], &drives].concat());
     array.serve(&drives);
     let file = File::options().read(true).write(true).open(array.file()).expect("open");
     round(&file, 1, 16);

@@ -240,7 +240,9 @@ fn a_target_that_forgets_its_owner_has_lost_what_it_had() {
                 false => target.listen(&net, paths[1]),
             }
             // From when it is registered again, so that it knows.
+            let begun = reactor::now();
             while target.keys.borrow().is_empty() {
+                assert!(begun.elapsed() < Duration::from_secs(5), "hears: {hears}");
                 reactor::sleep(Duration::from_micros(10)).await;
             }
             let are_back = || device.paths().iter().all(|path| path.standing > Standing::Unusable);
