@@ -95,7 +95,7 @@ fn volumes_are_drives_of_hosts_that_may_have_them() {
             assert!(url.contains(part), "{part}: {url}");
         }
     }
-    is_kept_when_the_node_is_killed(&cluster, &drives[0]);
+    is_kept_when_the_node_is_killed(&cluster, drives[0]);
     let mut array = Box::new();
     array.ok(&[&["create", "far", "--level", "1", "--force"][..], &drives].concat());
     array.serve(&drives);
