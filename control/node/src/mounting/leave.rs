@@ -269,11 +269,13 @@ impl Leave {
         let Some(trouble) = trouble.filter(|trouble| !trouble.was_told) else { return };
         if trouble.is_earlier_release() {
             tracing::warn!(
-                "the node is of an earlier release: limits of tenants do not hold for files"
+                tenant = self.tenant,
+                "the node is of an earlier release, so limits of this tenant do not hold for its files: start the node anew"
             );
         } else if trouble.since.elapsed() >= SILENT_MAX {
             tracing::warn!(
-                "the node does not say whether a guest may read and write, which waits for that"
+                tenant = self.tenant,
+                "reads and writes of a guest wait for the node, which does not answer whether its tenant may: look at `levada status`"
             );
         } else {
             return;
