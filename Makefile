@@ -32,7 +32,7 @@ bench: build bench-build ## Measures, for hours; writes target/figures.json and 
 	scripts/peers target/peers
 	target/release/levada-survey bench --out target/figures.json $(if $(RESUME),--resume)
 
-soak: build ## The long checks: many seeds, 200 kill rounds, guests, fuzzing. Hours; RESUME=1 goes on with it, STEPS=... are some.
+soak: build ## The long checks: seeds, kill rounds, guests, loads, fuzzing. Two hours, LONG=1 days; RESUME=1 goes on, STEPS=... are some.
 	scripts/soak $(STEPS)
 
 clean: ## Removes what the build and the demo made; a cluster in ./levada-data stays.

@@ -2,7 +2,7 @@
 //! `dbench`, and `fio` that reads back and checks what it wrote. No program may see an error.
 //!
 //! `make test` installs them (`scripts/suites`). `LEVADA_LOAD_SECONDS=n`: how long each load takes, 10 unless told;
-//! `make soak` takes an hour. Needs root, io_uring and /dev/fuse.
+//! `make soak` takes minutes, an hour with LONG=1. Needs root, io_uring and /dev/fuse.
 
 #[path = "../support/mod.rs"]
 mod support;
