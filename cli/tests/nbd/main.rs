@@ -14,6 +14,8 @@ mod linear;
 #[path = "../support/mod.rs"]
 mod support;
 mod tls;
+#[path = "../support/user_mode.rs"]
+mod user_mode;
 mod volumes;
 
 use fixture::Box;

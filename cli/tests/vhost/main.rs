@@ -12,8 +12,11 @@ mod fs;
 mod fs_caps;
 #[path = "../../../export/vhost/tests/common/fs_guest.rs"]
 mod fs_guest;
+mod kernel;
 #[path = "../support/mod.rs"]
 mod support;
+#[path = "../support/user_mode.rs"]
+mod user_mode;
 
 use fixture::Box;
 use front_end::{FrontEnd, Guest, READ, SLOT_BYTES, SLOTS, WRITE, message::*};
