@@ -10,6 +10,7 @@ mod extended;
 mod fixture;
 mod hostile;
 mod kernel;
+mod limits;
 mod linear;
 #[path = "../support/mod.rs"]
 mod support;

@@ -17,7 +17,7 @@ tenant = "blue"
 nbd = "unix:blue.sock"
 "#;
 
-fn cluster(name: &str) -> Cluster {
+pub fn cluster(name: &str) -> Cluster {
     let text = format!("{TINY}{EXPORTS}").replace("72MiB", "200MiB");
     let cluster = Cluster::new(name, &text);
     cluster.ok(&["up"]);
@@ -35,7 +35,7 @@ fn list(cluster: &Cluster) -> Vec<(String, u64, u64)> {
     .collect()
 }
 
-fn qemu_io(uri: &str, commands: &[&str]) -> bool {
+pub fn qemu_io(uri: &str, commands: &[&str]) -> bool {
     let mut io = Command::new("qemu-io");
     io.args(["-f", "raw", uri]);
     for command in commands {
@@ -291,95 +291,5 @@ nbd = "unix:ok.sock"
     std::fs::create_dir_all(cluster.path("none/at")).expect("made");
     wait_until("it is tried again", || cluster.path("none/at/all").exists());
     wait_until("and told", || !cluster.ok(&["status"]).contains("cannot listen"));
-    cluster.ok(&["down"]);
-}
-
-/// Requests a second that fio gets of reads of 4 KiB.
-fn iops(cluster: &Cluster, uri: &str) -> f64 {
-    let mut fio = Command::new("fio");
-    fio.args(["--ioengine=nbd", "--name=a", "--rw=randread", "--bs=4k", "--iodepth=16"]);
-    fio.args(["--size=16m", "--time_based", "--runtime=3", "--output-format=json"]);
-    fio.arg(format!("--uri={uri}")).current_dir(cluster.dir.path());
-    let output = run(&mut fio, LIMIT);
-    let from = output.stdout.iter().position(|byte| *byte == b'{').expect("JSON");
-    let said: Value = serde_json::from_slice(&output.stdout[from..]).expect("JSON");
-    said["jobs"][0]["read"]["iops"].as_f64().expect("a number")
-}
-
-#[test]
-fn caps_hold_while_a_volume_is_used_and_outlast_a_restart() {
-    if !can_run() {
-        return;
-    }
-    let cluster = cluster("vol-f");
-    cluster.ok(&["volume", "create", "vm", "--size", "32MiB"]);
-    cluster.refused(&["volume", "set", "vm", "--bandwidth", "4KiB"], &["one request needs"]);
-    cluster.refused(&["volume", "set", "no", "--iops", "1"], &["there is no volume no"]);
-    cluster.refused(&["volume", "set", "vm"], &["nothing to set"]);
-    cluster.ok(&["volume", "set", "vm", "--iops", "500"]);
-    cluster.refused(&["volume", "set", "vm", "--guarantee-iops", "501"], &["above the cap"]);
-    let uri = uri(&cluster.path("nbd.sock"), "vm");
-    let capped = iops(&cluster, &uri);
-    assert!((400.0..=515.0).contains(&capped), "{capped} of 500");
-    cluster.ok(&["down"]);
-    cluster.ok(&["up"]);
-    assert!(cluster.ok(&["volume", "list"]).contains("500 IOPS"));
-    cluster.ok(&["volume", "rename", "vm", "web"]);
-    let uri = crate::uri(&cluster.path("nbd.sock"), "web");
-    let capped = iops(&cluster, &uri);
-    assert!((400.0..=515.0).contains(&capped), "{capped} of 500");
-    cluster.ok(&["volume", "set", "web", "--iops", "0"]);
-    let free = iops(&cluster, &uri);
-    assert!(free > 1500.0, "{free} without a cap");
-    cluster.ok(&["down"]);
-}
-
-fn write(uri: &str, at: &str, bytes: &str) -> bool {
-    qemu_io(uri, &[&format!("write -P 7 {at} {bytes}"), "flush"])
-}
-
-#[test]
-fn a_tenant_has_limits_over_all_its_volumes_and_no_others() {
-    if !can_run() {
-        return;
-    }
-    let cluster = cluster("vol-g");
-    assert!(cluster.ok(&["tenant", "list"]).contains("no tenants"));
-    cluster.refused(&["tenant", "set", "blue"], &["nothing to set"]);
-    cluster.refused(&["tenant", "delete", "blue"], &["there is no tenant blue"]);
-    cluster.ok(&["tenant", "set", "blue", "--capacity", "8MiB", "--iops", "500"]);
-    for name in ["blue/one", "blue/two", "other"] {
-        cluster.ok(&["volume", "create", name, "--size", "64MiB"]);
-    }
-    cluster.refused(&["tenant", "delete", "blue"], &["tenant blue has volumes"]);
-    let blue = |name| uri(&cluster.path("blue.sock"), name);
-    assert!(write(&blue("one"), "0", "5M"));
-    assert!(!write(&blue("two"), "0", "5M"), "one has taken most of what there is");
-    assert!(write(&blue("one"), "0", "5M"), "what only takes the place of other bytes is written");
-    assert!(write(&uri(&cluster.path("nbd.sock"), "other"), "0", "16M"), "another tenant's");
-    let capped = iops(&cluster, &blue("one"));
-    assert!((400.0..=515.0).contains(&capped), "{capped} of 500");
-
-    cluster.ok(&["down"]);
-    cluster.ok(&["up"]);
-    let said = cluster.ok(&["tenant", "list", "--json"]);
-    let rows: Vec<Value> =
-        said.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-    let row = rows.iter().find(|row| row["tenant"] == "blue").expect("listed");
-    assert_eq!((row["volumes"].as_u64(), row["size_bytes"].as_u64()), (Some(2), Some(128 << 20)));
-    assert_eq!(row["capacity_bytes"].as_u64(), Some(8 << 20));
-    let stored = row["stored_bytes"].as_u64().expect("a number");
-    assert!((5 << 20..=8 << 20).contains(&stored), "{stored} bytes stored");
-    assert!(cluster.ok(&["tenant", "list"]).contains("500 IOPS"));
-
-    cluster.ok(&["tenant", "set", "blue", "--capacity", "0", "--iops", "0"]);
-    assert!(write(&blue("two"), "0", "16M"), "no limit any more");
-    cluster.ok(&["tenant", "set", "blue", "--capacity", "22MiB"]);
-    assert!(!write(&blue("two"), "16M", "5M"), "also of a volume that was used without one");
-    for name in ["blue/one", "blue/two"] {
-        cluster.ok(&["volume", "delete", name]);
-    }
-    cluster.ok(&["tenant", "delete", "blue"]);
-    assert!(!cluster.ok(&["tenant", "list"]).contains("blue"));
     cluster.ok(&["down"]);
 }
