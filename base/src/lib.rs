@@ -5,6 +5,7 @@
 
 pub mod buf;
 pub mod checksum;
+pub mod choices;
 mod errno;
 pub mod ids;
 pub mod meter;

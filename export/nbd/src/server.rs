@@ -47,11 +47,11 @@ pub enum ListenError {
 }
 
 /// What the clients share.
-struct Shared {
-    exports: Rc<dyn Exports>,
-    tls: Option<Tls>,
-    stopping: Once,
-    clients: Clients,
+pub(crate) struct Shared {
+    pub(crate) exports: Rc<dyn Exports>,
+    pub(crate) tls: Option<Tls>,
+    pub(crate) stopping: Once,
+    pub(crate) clients: Clients,
 }
 
 /// A server that listens.
@@ -146,7 +146,8 @@ fn make_way(path: &Path, address: &Address) -> Result<(), ListenError> {
     }
 }
 
-async fn serve(present: Present, stream: Stream, shared: Rc<Shared>) {
+/// Talks with a client, and serves it until it is done.
+pub(crate) async fn serve(present: Present, stream: Stream, shared: Rc<Shared>) {
     let talk = negotiate(Channel::from(stream), &*shared.exports, shared.tls.as_ref());
     let talk = reactor::timeout(NEGOTIATION_LIMIT, talk);
     let agreed: Result<Result<_, NoDeal>, Elapsed> = {

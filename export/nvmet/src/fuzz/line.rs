@@ -1,10 +1,10 @@
 //! A connection as its host sees it: what was sent, what was asked for, and what must be answered.
 
-use super::input::Input;
 use super::proof::Attempt;
 use super::{ENTRIES, IN_CAPSULE_BYTES_LEAST, SOON};
 use crate::target::Path;
 use levada_base::checksum::crc32c;
+use levada_base::choices::Choices;
 use levada_base::reactor;
 use levada_base::stream::{ByteStream, MemoryStream};
 use levada_base::{Buf, BufMut};
@@ -258,7 +258,7 @@ impl Line {
     }
 
     /// Sends a unit, as it is or as the fuzzer spoils it.
-    pub async fn send(&self, input: &mut Input<'_>, pdu: &Pdu, data: &[u8]) {
+    pub async fn send(&self, input: &mut Choices<'_>, pdu: &Pdu, data: &[u8]) {
         let mut unit = self.unit(pdu, data);
         let is_data_wrong = input.rarely(16) && !data.is_empty();
         if is_data_wrong {

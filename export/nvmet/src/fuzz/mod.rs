@@ -10,18 +10,17 @@
 //! - Where a secret is needed, nothing is done or written for a connection that has not shown that it knows the right one.
 
 mod beside;
-mod input;
 mod line;
 mod odd;
 mod proof;
 mod world;
 
 use self::beside::Beside;
-use self::input::Input;
 use self::line::nqn;
 use self::odd::{Odd, opens};
 use self::world::World;
 use crate::subsystem::{Hosts, Subsystem};
+use levada_base::choices::Choices;
 use levada_base::reactor::{self, Reactor};
 use std::rc::Rc;
 use std::time::Duration;
@@ -46,12 +45,12 @@ const SOON: Duration = Duration::from_secs(5);
 /// When the target does what it must not.
 pub fn connections(bytes: &[u8]) {
     Reactor::simulated(1).block_on(async {
-        let run = reactor::timeout(LONG * 40, run(Input(bytes)));
+        let run = reactor::timeout(LONG * 40, run(Choices(bytes)));
         run.await.expect("it comes to an end");
     });
 }
 
-async fn run(mut input: Input<'_>) {
+async fn run(mut input: Choices<'_>) {
     let mut world = World::new();
     let beside = world.target.port(([10, 0, 0, 2], 4420).into());
     let subsystem = Subsystem::new(nqn("beside"), "9", Hosts::Any);

@@ -1,8 +1,8 @@
 //! Proofs of who a host is, sound ones and others.
 
-use super::input::Input;
 use super::line::{Line, Role, nqn};
 use super::world::World;
+use levada_base::choices::Choices;
 use levada_nvme::authentication::{
     Group, Hash, Names, Prover, SECURITY_PROTOCOL, SECURITY_SPECIFIC, Secret, Secrets,
 };
@@ -72,7 +72,7 @@ impl World {
     }
 
     /// A message of DH-HMAC-CHAP, or what should be one; of a host that knows the secret, or does not.
-    pub async fn prove(&self, input: &mut Input<'_>) {
+    pub async fn prove(&self, input: &mut Choices<'_>) {
         let Some(line) = self.line(input, Role::Guarded) else { return };
         // Mostly what comes next, with what the target says in between.
         const IN_ORDER: [usize; 5] = [0, 1, 2, 1, 3];
@@ -97,7 +97,7 @@ impl World {
         line.settle().await;
     }
 
-    fn message(&self, input: &mut Input<'_>, line: &Line, kind: usize, heard: &[u8]) -> Vec<u8> {
+    fn message(&self, input: &mut Choices<'_>, line: &Line, kind: usize, heard: &[u8]) -> Vec<u8> {
         let mut attempt = line.attempt.borrow_mut();
         let message = match kind {
             0 => {

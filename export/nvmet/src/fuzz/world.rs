@@ -1,12 +1,12 @@
 //! The target, its connections, and the steps that bytes stand for.
 
-use super::input::Input;
 use super::line::{Asked, Line, Role, connect, enable, nqn};
 use super::odd::{Odd, opens};
 use super::{BLOCK_BYTES, LINES_MAX, LONG};
 use crate::subsystem::{Hosts, Subsystem};
 use crate::target::{Path, Target};
 use crate::{AnaState, Claims, Health, Passage, Warnings};
+use levada_base::choices::Choices;
 use levada_base::reactor;
 use levada_nvme::authentication::{Secret, Secrets};
 use levada_nvme::fabrics::{
@@ -72,7 +72,7 @@ impl World {
     }
 
     /// A connection, rather one of this role.
-    pub fn line(&self, input: &mut Input<'_>, role: Role) -> Option<Rc<Line>> {
+    pub fn line(&self, input: &mut Choices<'_>, role: Role) -> Option<Rc<Line>> {
         let mut open: Vec<_> = self.lines.iter().flatten().cloned().collect();
         open.retain(|line| !line.is_over.get());
         if !input.rarely(12) && open.iter().any(|line| line.role.get() == role) {
@@ -82,7 +82,7 @@ impl World {
     }
 
     /// A connection in a place that is free, or in that of another, which is closed.
-    pub async fn open(&mut self, input: &mut Input<'_>) -> (usize, Rc<Line>) {
+    pub async fn open(&mut self, input: &mut Choices<'_>) -> (usize, Rc<Line>) {
         let is_free = |line: &Option<Rc<Line>>| line.as_ref().is_none_or(|one| one.is_over.get());
         let free = self.lines.iter().position(is_free);
         let place = free.unwrap_or_else(|| input.below(LINES_MAX));
@@ -96,7 +96,7 @@ impl World {
         (place, line)
     }
 
-    pub async fn step(&mut self, input: &mut Input<'_>) {
+    pub async fn step(&mut self, input: &mut Choices<'_>) {
         match input.below(20) {
             0..=2 => self.arrive(input).await,
             3 => self.begin_wrongly(input).await,
@@ -119,7 +119,7 @@ impl World {
     }
 
     /// A queue is connected as it should be: the admin queue of a subsystem or of discovery, or one of a controller that is there.
-    pub async fn arrive(&mut self, input: &mut Input<'_>) {
+    pub async fn arrive(&mut self, input: &mut Choices<'_>) {
         let (place, line) = self.open(input).await;
         let flags = input.byte();
         line.greet(Digests { header: flags & 1 != 0, data: flags & 2 != 0 }).await;
@@ -182,7 +182,7 @@ impl World {
     }
 
     /// The first units are wrong somewhere, or come out of turn.
-    pub async fn begin_wrongly(&mut self, input: &mut Input<'_>) {
+    pub async fn begin_wrongly(&mut self, input: &mut Choices<'_>) {
         let (_, line) = self.open(input).await;
         if input.rarely(4) {
             let alignment_bytes = 4 * (1 + input.below(32));
@@ -223,7 +223,7 @@ impl World {
     }
 
     /// Where a command says that its data are, of which there are so many in it.
-    pub fn pointer(&self, input: &mut Input<'_>, bytes: usize) -> DataPointer {
+    pub fn pointer(&self, input: &mut Choices<'_>, bytes: usize) -> DataPointer {
         let said = if input.rarely(6) { input.value() } else { bytes as u32 };
         match input.below(12) {
             0 => DataPointer::Other { kind: input.byte() },
@@ -235,7 +235,7 @@ impl World {
     }
 
     /// Sends a command whose other fields are chosen already.
-    pub async fn command(&self, input: &mut Input<'_>, line: &Line, command: Command) {
+    pub async fn command(&self, input: &mut Choices<'_>, line: &Line, command: Command) {
         let mut command = command;
         for number in 10..16 {
             if input.rarely(10) {
@@ -272,7 +272,7 @@ impl World {
         waiting
     }
 
-    pub async fn administer(&self, input: &mut Input<'_>) {
+    pub async fn administer(&self, input: &mut Choices<'_>) {
         let role = if input.rarely(4) { Role::Guarded } else { Role::Admin };
         let Some(line) = self.line(input, role) else { return };
         let id = line.new_id();
@@ -329,7 +329,7 @@ impl World {
         self.command(input, &line, command).await;
     }
 
-    pub fn fabrics(&self, input: &mut Input<'_>, id: u16) -> Command {
+    pub fn fabrics(&self, input: &mut Choices<'_>, id: u16) -> Command {
         let properties = [
             Property::Capabilities,
             Property::Version,
@@ -359,7 +359,7 @@ impl World {
         }
     }
 
-    pub async fn exchange(&self, input: &mut Input<'_>) {
+    pub async fn exchange(&self, input: &mut Choices<'_>) {
         let role = if input.rarely(4) { Role::Guarded } else { Role::Io };
         let Some(line) = self.line(input, role) else { return };
         let opcode = match input.rarely(20) {
@@ -414,7 +414,7 @@ impl World {
     }
 
     /// Data that were asked for, as they should come, or otherwise.
-    pub async fn send_data(&self, input: &mut Input<'_>) {
+    pub async fn send_data(&self, input: &mut Choices<'_>) {
         let Some(line) = self.line(input, Role::Io) else { return };
         let part = {
             let mut asked = line.asked.borrow_mut();
@@ -484,7 +484,7 @@ impl World {
         }
     }
 
-    pub async fn send_anything(&self, input: &mut Input<'_>) {
+    pub async fn send_anything(&self, input: &mut Choices<'_>) {
         let Some(line) = self.line(input, Role::Io).filter(|_| input.rarely(3)) else { return };
         line.is_sound.set(false);
         let count = input.below(150);
@@ -494,7 +494,7 @@ impl World {
     }
 
     /// Something becomes of what is shown.
-    pub fn change(&self, input: &mut Input<'_>) {
+    pub fn change(&self, input: &mut Choices<'_>) {
         match input.below(8) {
             0 => self.open.resized(1),
             1 => {

@@ -1,5 +1,11 @@
 //! Entry points for the fuzzer: everything that reads bytes of a client.
 
+mod client;
+mod connections;
+mod disk;
+
+pub use connections::connections;
+
 use crate::option::{ClientOption, OPTION_HEAD_BYTES, option_head};
 use crate::request::{EXTENDED_REQUEST_BYTES, REQUEST_BYTES, Request};
 
@@ -27,7 +33,7 @@ pub fn requests(bytes: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    use super::{options, requests};
+    use super::{connections, options, requests};
     use proptest::prelude::*;
 
     /// Noise, but with what makes it an option or a request.
@@ -53,6 +59,11 @@ mod tests {
         ) {
             requests(&compact);
             requests(&extended);
+        }
+
+        #[test]
+        fn clients_that_say_anything_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+            connections(&bytes);
         }
     }
 }

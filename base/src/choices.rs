@@ -1,9 +1,10 @@
-//! The fuzzer's bytes, as choices.
+//! A fuzzer's bytes as choices, for its entry points: so that random ones get past what every connection begins with.
 
-/// What is left of the fuzzer's bytes; zeroes behind their end.
-pub(super) struct Input<'a>(pub(super) &'a [u8]);
+/// What is left of the bytes; zeroes behind their end.
+pub struct Choices<'a>(pub &'a [u8]);
 
-impl Input<'_> {
+impl Choices<'_> {
+    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -14,6 +15,7 @@ impl Input<'_> {
         first
     }
 
+    /// One of `count`, of which there are some and at most 256.
     pub fn below(&mut self, count: usize) -> usize {
         usize::from(self.byte()) % count
     }
