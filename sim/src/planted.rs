@@ -67,6 +67,7 @@ pub const BUGS: &[Bug] = &[
     bug("client-sent-again-in-reverse", stack::stack, 40),
     bug("client-objects-not-cut", stack::stack, 20),
     bug("client-size-before-commit", stack::stack, 40),
+    bug("client-durable-unstable", stack::stack, 40),
     bug("client-records-over-a-cut", stack::stack, 20),
     bug("meta-reply-not-stored", stack::stack, 200),
     bug("meta-answered-before-durable", stack::stack, 40),

@@ -62,6 +62,17 @@ impl File {
         self.core.in_time(self.inode.write(offset, data)).await
     }
 
+    /// As [`File::write`], and the bytes are durable when it returns; those that were written before need not be. For what
+    /// lies within the file: where its end moves, this is a write and an [`File::fsync`].
+    ///
+    /// # Errors
+    ///
+    /// As [`File::write`] and [`File::fsync`].
+    pub async fn write_durably(&self, offset: u64, data: IoVec) -> Result<(), Error> {
+        self.check_locks()?;
+        self.core.in_time(self.inode.write_durably(offset, data)).await
+    }
+
     /// Writes all of `data` behind the last byte of the file, as it is with what all clients appended before; says
     /// where that is.
     ///

@@ -38,10 +38,11 @@ use futures_util::future::join_all;
 use levada_base::buf::bytes_in;
 use levada_base::ids::{Ino, ObjectId};
 use levada_base::sync::{Notify, Semaphore};
-use levada_base::{Buf, BufMut, IoVec, reactor};
+use levada_base::{Buf, BufMut, IoVec, planted, reactor};
 use levada_wire::attr::{Attr, Kind, Layout, Time};
 use levada_wire::frame::PAYLOAD_BYTES_MAX;
 use levada_wire::meta::MetaRequest;
+use levada_wire::object::Stability;
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
@@ -84,6 +85,8 @@ pub(crate) struct Inode {
     /// Counts writes; `recorded` of them are known to the metadata service.
     writes: Cell<u64>,
     recorded: Cell<u64>,
+    /// A task tells it of durable writes.
+    recording: Cell<bool>,
     session: Cell<Session>,
     session_changed: Notify,
     /// Bytes that may be added in this session; none: not asked yet.
@@ -208,6 +211,7 @@ impl Inode {
             changes: Cell::default(),
             writes: Cell::default(),
             recorded: Cell::default(),
+            recording: Cell::default(),
             session: Cell::new(Session::Closed),
             session_changed: Notify::default(),
             allowance: Cell::default(),
@@ -282,6 +286,34 @@ impl Inode {
     }
 
     pub(crate) async fn write(self: &Rc<Self>, offset: u64, data: IoVec) -> Result<(), Error> {
+        self.write_as(offset, data, Stability::Unstable).await
+    }
+
+    /// Writes so that the bytes survive whatever restarts: the objects' logs have them, and the session is open, by which
+    /// the service asks the objects should this client be gone. It is told of them later.
+    pub(crate) async fn write_durably(
+        self: &Rc<Self>,
+        offset: u64,
+        data: IoVec,
+    ) -> Result<(), Error> {
+        let is_within = offset.saturating_add(bytes_in(&data)) <= self.size.get();
+        let is_forgotten = planted!("client-durable-unstable");
+        let stability = if is_forgotten { Stability::Unstable } else { Stability::Durable };
+        self.write_as(offset, data, stability).await?;
+        if !is_within {
+            return self.sync().await;
+        }
+        self.record_soon();
+        // The file itself may be new.
+        self.core.meta.sync().await
+    }
+
+    async fn write_as(
+        self: &Rc<Self>,
+        offset: u64,
+        data: IoVec,
+        stability: Stability,
+    ) -> Result<(), Error> {
         let bytes = bytes_in(&data);
         let end = offset.checked_add(bytes).filter(|end| *end <= OFFSET_MAX);
         let end = end.ok_or(Error::Invalid)?;
@@ -295,7 +327,7 @@ impl Inode {
             let part = slice(&data, piece.offset - offset, piece.bytes);
             async move {
                 let (target, object) = (self.target(piece.component), self.object(piece.component));
-                let write = || target.write(object, piece.offset, part.clone());
+                let write = || target.write(object, piece.offset, part.clone(), stability);
                 let done = self.core.with_room(&target, (object, piece.bytes), write).await;
                 self.reached(piece.component, done.is_ok());
                 done

@@ -181,15 +181,16 @@ impl ObjectTarget {
         self.unstable.borrow().bytes()
     }
 
-    /// Writes; unstable, and kept until it is durable.
+    /// Writes; what is unstable is kept until it is durable.
     pub(crate) async fn write(
         self: &Rc<Self>,
         object: ObjectId,
         offset: u64,
         data: IoVec,
+        stability: Stability,
     ) -> Result<(), Error> {
         let permit = self.room_for(bytes_in(&data)).await?;
-        self.change(object, Change::Write { offset, data }, Some(permit)).await
+        self.change(object, Change::Write { offset, data }, Some(permit), stability).await
     }
 
     /// Sets an object's size; unstable, and kept until it is durable.
@@ -198,13 +199,13 @@ impl ObjectTarget {
         object: ObjectId,
         size: u64,
     ) -> Result<(), Error> {
-        self.change(object, Change::Truncate { size }, None).await
+        self.change(object, Change::Truncate { size }, None, Stability::Unstable).await
     }
 
     /// Makes a hole; unstable, and kept until it is durable. [`Error::Missing`] when there is no object and the hole
     /// does not grow one.
     pub(crate) async fn punch(self: &Rc<Self>, object: ObjectId, hole: Hole) -> Result<(), Error> {
-        self.change(object, Change::Punch(hole), None).await
+        self.change(object, Change::Punch(hole), None, Stability::Unstable).await
     }
 
     /// Where there is data from `offset` on; `None` when there is no such object.
@@ -349,9 +350,10 @@ impl ObjectTarget {
         object: ObjectId,
         change: Change,
         permit: Option<Permit>,
+        stability: Stability,
     ) -> Result<(), Error> {
         let slot = self.slots.take().await;
-        let call = self.change_call(&slot, object, &change, Stability::Unstable);
+        let call = self.change_call(&slot, object, &change, stability);
         loop {
             let (verifier, reply, _) = self.ask(call.clone()).await?;
             let (seq, durable) = match reply {
@@ -373,7 +375,12 @@ impl ObjectTarget {
             if !planted!("client-written-not-kept") {
                 self.unstable.borrow_mut().keep(seq, kept);
             }
+            // With a durable change so is all that came before it, and what is durable is kept no longer: sent again it would
+            // go over what was written later.
             self.heard_durable(durable);
+            if stability == Stability::Durable {
+                return if durable < seq { self.commit(seq).await } else { Ok(()) };
+            }
             self.drain_soon();
             if self.unstable.borrow().bytes() * 2 > self.unstable_bytes_max {
                 self.start_round();

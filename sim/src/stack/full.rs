@@ -104,7 +104,23 @@ impl Worker {
         self.put_by(id, file, offset, data, written).await;
     }
 
-    /// The same, where something else writes those bytes.
+    /// A write that is durable when it is answered.
+    pub(super) async fn put_durably(&self, id: u64, file: &File, offset: usize, data: Vec<u8>) {
+        let (told, bytes) = (self.told(), data.len());
+        let is_within = offset + bytes <= self.state.borrow_mut().tree.file(id).data.len();
+        let written = file.write_durably(offset as u64, Buf::copy_of(&data).into_vec());
+        if !self.put_by(id, file, offset, data, written).await || bytes == 0 {
+            return;
+        }
+        self.durable(told);
+        let mut state = self.state.borrow_mut();
+        match is_within {
+            true => state.tree.file(id).durable_now(offset, bytes),
+            false => state.tree.file(id).synced_now(),
+        }
+    }
+
+    /// The same, where something else writes those bytes; false when there was no room.
     pub(super) async fn put_by(
         &self,
         id: u64,
@@ -112,13 +128,14 @@ impl Worker {
         offset: usize,
         data: Vec<u8>,
         written: impl Future<Output = Result<(), Error>>,
-    ) {
+    ) -> bool {
         let change = Change::Write { offset, data: data.clone() };
         self.state.borrow_mut().tree.file(id).will(change);
         let written = self.done(written).await;
         if written != Err(Error::Full) {
             self.expect(written, None);
-            return self.state.borrow_mut().tree.file(id).write(offset, &data);
+            self.state.borrow_mut().tree.file(id).write(offset, &data);
+            return true;
         }
         // Until it is synced, what it left may go with the node.
         self.note(format!("no room for it; fsync and read node {id}"));
@@ -139,6 +156,7 @@ impl Worker {
             self.fail(&format!("node {id}: a write was refused, and other bytes are there"));
         }
         file.write(offset, &read);
+        false
     }
 }
 

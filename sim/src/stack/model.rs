@@ -55,6 +55,35 @@ impl FileState {
         self.changes.clear();
     }
 
+    /// What was written last, within the file, is durable: of what came before nothing shows there any more.
+    pub fn durable_now(&mut self, offset: usize, bytes: usize) {
+        let end = offset + bytes;
+        if bytes == 0 {
+            return;
+        }
+        self.synced.resize(self.synced.len().max(end), 0);
+        self.synced[offset..end].copy_from_slice(&self.data[offset..end]);
+        let mut left = Vec::new();
+        for change in self.changes.drain(..) {
+            match change {
+                Change::Write { offset: at, data } => {
+                    let before = offset.saturating_sub(at).min(data.len());
+                    let behind = end.saturating_sub(at).min(data.len());
+                    left.push(Change::Write { offset: at, data: data[..before].to_vec() });
+                    left.push(Change::Write { offset: at + behind, data: data[behind..].to_vec() });
+                }
+                // The file is not as short as that, but what it cut off before these bytes may be gone.
+                Change::Truncate { size } if size < end => {
+                    let cut = vec![0; offset.saturating_sub(size)];
+                    left.push(Change::Write { offset: size, data: cut });
+                    left.push(Change::Truncate { size: end });
+                }
+                cut @ Change::Truncate { .. } => left.push(cut),
+            }
+        }
+        self.changes = left;
+    }
+
     /// Whether this may be what is left when client and node have died.
     pub fn may_survive(&self, seen: &[u8]) -> Result<(), String> {
         let mut smallest = self.synced.len();
@@ -372,5 +401,28 @@ mod tests {
         assert!(file.may_survive(b"abc").is_err());
         assert!(file.may_survive(b"Xbcd").is_err());
         assert!(file.may_survive(b"\0bcd").is_err());
+    }
+
+    #[test]
+    fn a_durable_write_must_survive_and_what_was_beside_it_may() {
+        let mut file = FileState::default();
+        file.write(0, b"abcdef");
+        file.synced_now();
+        for (offset, data) in [(0, b"ABCDEF"), (2, b"2345zz")] {
+            file.changes.push(Change::Write { offset, data: data.to_vec() });
+            file.write(offset, data);
+        }
+        file.changes.push(Change::Truncate { size: 1 });
+        file.write(2, b"xy");
+        file.changes.push(Change::Write { offset: 2, data: b"xy".to_vec() });
+        file.durable_now(2, 2);
+        for left in [&b"abxyef"[..], b"a\0xy", b"ABxyEF", b"abxy45zz", b"abxy\0f"] {
+            assert_eq!(file.may_survive(left), Ok(()), "{left:?}");
+        }
+        for lost in [&b"abcdef"[..], b"abxd", b"abx", b"a", b"ab\0y", b"\0bxy", b"ab2y"] {
+            assert!(file.may_survive(lost).is_err(), "{lost:?}");
+        }
+        file.changes.push(Change::Truncate { size: 3 });
+        assert_eq!(file.may_survive(b"abx"), Ok(()), "cut afterwards");
     }
 }

@@ -342,15 +342,25 @@ impl Worker {
     async fn write(&mut self) {
         let Some(at) = self.handle() else { return self.create().await };
         let (id, file) = (self.handles[at].0, self.handles[at].1.clone());
-        self.write_to(id, &file).await;
+        if !self.rng.one_in(6) {
+            return self.write_to(id, &file).await;
+        }
+        let (offset, data) = self.anything(id);
+        self.note(format!("write node {id} durably: {} bytes at {offset}", data.len()));
+        self.put_durably(id, &file, offset, data).await;
     }
 
     pub(super) async fn write_to(&mut self, id: u64, file: &File) {
+        let (offset, data) = self.anything(id);
+        self.note(format!("write node {id}: {} bytes at {offset}", data.len()));
+        self.put(id, file, offset, data).await;
+    }
+
+    /// Something to be written, and where.
+    fn anything(&mut self, id: u64) -> (usize, Vec<u8>) {
         let size = self.state.borrow_mut().tree.file(id).data.len();
         let (offset, len) = spans::to_write(&mut self.rng, size);
-        let data = self.rng.bytes(len);
-        self.note(format!("write node {id}: {len} bytes at {offset}"));
-        self.put(id, file, offset, data).await;
+        (offset, self.rng.bytes(len))
     }
 
     async fn read(&mut self) {
@@ -567,11 +577,11 @@ impl Worker {
 
     /// How many changes of names each program of this client was told of. A sync of anything makes all of
     /// them durable.
-    fn told(&self) -> Vec<usize> {
+    pub(super) fn told(&self) -> Vec<usize> {
         self.all.borrow().iter().map(|state| state.borrow().past.len() - 1).collect()
     }
 
-    fn durable(&self, told: Vec<usize>) {
+    pub(super) fn durable(&self, told: Vec<usize>) {
         for (state, told) in self.all.borrow().iter().zip(told) {
             let mut state = state.borrow_mut();
             state.durable = state.durable.max(told);

@@ -19,6 +19,7 @@ use levada_base::buf::bytes_in;
 use levada_base::sync::Semaphore;
 use levada_base::units::{MIB, round_down, round_up};
 use levada_base::{Buf, BufMut, IoVec, RangeLocks, planted};
+use levada_device::Durability;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -293,27 +294,40 @@ impl<F: Sparse> Layer<F> {
     }
 
     /// Writes `from`, which is not empty. Given up in the middle, what is known of the layer may be wrong: carry it to its end.
-    pub async fn write(&self, at: u64, from: IoVec) -> Result<(), VolumeError> {
-        let Some(below) = self.below() else { return self.file.write(at, from).await };
+    pub async fn write(
+        &self,
+        at: u64,
+        from: IoVec,
+        durability: Durability,
+    ) -> Result<(), VolumeError> {
+        let Some(below) = self.below() else { return self.file.write(at, from, durability).await };
         let granules = granules_around(at, bytes_in(&from));
         let _turn = self.changing.lock(granules.start, granules.end).await;
         self.know(&below, &granules).await?;
         let (at, from) = self.filled(&granules, at, from).await?;
-        let written = self.write_apart(at, from).await;
+        // What is hidden need not be durable for that: nothing is seen through a granule that is the file's own.
+        let written = self.write_apart(at, from, durability).await;
         self.settle(granules, written, |cover, granules| cover.own(granules))
     }
 
     /// Writes what ends within the first granule by itself: the log takes a large write as several changes, whole granules from
     /// its beginning, and a granule that is not the file's own must come at once.
-    async fn write_apart(&self, at: u64, mut from: IoVec) -> Result<(), VolumeError> {
+    async fn write_apart(
+        &self,
+        at: u64,
+        mut from: IoVec,
+        durability: Durability,
+    ) -> Result<(), VolumeError> {
         let head = round_up(at, GRANULE_BYTES) - at;
         if head == 0 || bytes_in(&from) <= head || planted!("layer-granule-in-two") {
-            return self.file.write(at, from).await;
+            return self.file.write(at, from, durability).await;
         }
         let first = take(&mut from, head);
         // Both to their end: what is given up may come to pass later.
-        let (first, rest) =
-            join(self.file.write(at, first), self.file.write(at + head, from)).await;
+        let first = self.file.write(at, first, durability);
+        let durability =
+            if planted!("layer-durable-by-half") { Durability::Volatile } else { durability };
+        let (first, rest) = join(first, self.file.write(at + head, from, durability)).await;
         first.and(rest)
     }
 
@@ -371,7 +385,8 @@ impl<F: Sparse> Layer<F> {
         let (mut at, end) = (at, at + bytes);
         while at < end {
             let bytes = ZEROES_BYTES.min(end - at);
-            self.write(at, zeroes.slice(0, bytes as usize).into_vec()).await?;
+            let zeroes = zeroes.slice(0, bytes as usize).into_vec();
+            self.write(at, zeroes, Durability::Volatile).await?;
             at += bytes;
         }
         Ok(())
@@ -461,7 +476,8 @@ impl<F: Sparse> Layer<F> {
         let at = first * HIDDEN_BYTES;
         let bytes: Vec<u8> = new.into_iter().flat_map(|(_, bytes)| bytes).collect();
         self.is_hidden_volatile.set(true);
-        let kept = below.hidden.write(at, Buf::copy_of(&bytes).into_vec()).await;
+        let kept =
+            below.hidden.write(at, Buf::copy_of(&bytes).into_vec(), Durability::Volatile).await;
         if kept.is_err() {
             // The next one must not take it for written.
             self.cover.borrow_mut().set_hidden(old);

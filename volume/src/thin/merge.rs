@@ -10,6 +10,7 @@ use super::sparse::Sparse;
 use crate::VolumeError;
 use crate::gate::Gate;
 use levada_base::units::{MIB, round_down, round_up};
+use levada_device::Durability;
 use std::ops::Range;
 
 /// Bytes that are copied at once.
@@ -101,7 +102,7 @@ impl<F: Sparse> Layer<F> {
                     while from < to {
                         let bytes = COPIED_BYTES.min(to - from);
                         let read = self.file.read(from, bytes).await?;
-                        below.layer.write(from, read).await?;
+                        below.layer.write(from, read, Durability::Volatile).await?;
                         from += bytes;
                     }
                 }
@@ -235,7 +236,7 @@ impl<F: Sparse> Layer<F> {
             self.know(below, &piece).await?;
             for part in self.shown(&piece) {
                 let read = below.layer.read(part.start, part.end - part.start).await?;
-                let written = self.file.write(part.start, read).await;
+                let written = self.file.write(part.start, read, Durability::Volatile).await;
                 self.settle(part, written, |cover, granules| cover.own(granules))?;
             }
         }

@@ -132,12 +132,9 @@ impl Volume for ThinVolume {
             let bytes = bytes_in(&from);
             let turn = self.pass(at, bytes).await?;
             self.change(turn, move |top| async move {
-                if bytes > 0 {
-                    top.write(at, from).await?;
-                }
-                match durability {
-                    Durability::Volatile => Ok(()),
-                    Durability::Fua => top.sync().await,
+                match bytes {
+                    0 => Ok(()),
+                    _ => top.write(at, from, durability).await,
                 }
             })
             .await

@@ -4,14 +4,16 @@ use crate::VolumeError;
 use levada_base::IoVec;
 use levada_base::buf::bytes_in;
 use levada_client::{Error, File, Seek};
-use levada_device::BlockError;
+use levada_device::{BlockError, Durability};
 use levada_wire::meta::MetaFault;
 
-/// A file with holes, which reads as zeroes where nothing was written. Changes are volatile until [`Sparse::sync`].
+/// A file with holes, which reads as zeroes where nothing was written. Changes are volatile until [`Sparse::sync`], but for writes
+/// that are to be durable when they are answered.
 pub(crate) trait Sparse: 'static {
     /// Exactly so many bytes.
     async fn read(&self, at: u64, bytes: u64) -> Result<IoVec, VolumeError>;
-    async fn write(&self, at: u64, from: IoVec) -> Result<(), VolumeError>;
+    /// Does not move the file's end.
+    async fn write(&self, at: u64, from: IoVec, durability: Durability) -> Result<(), VolumeError>;
     /// Makes a hole.
     async fn punch(&self, at: u64, bytes: u64) -> Result<(), VolumeError>;
     /// The first place from `at` on, before `end`, that has data; else `end`.
@@ -40,8 +42,12 @@ impl Sparse for File {
         }
     }
 
-    async fn write(&self, at: u64, from: IoVec) -> Result<(), VolumeError> {
-        File::write(self, at, from).await.map_err(volume_error)
+    async fn write(&self, at: u64, from: IoVec, durability: Durability) -> Result<(), VolumeError> {
+        let written = match durability {
+            Durability::Volatile => File::write(self, at, from).await,
+            Durability::Fua => self.write_durably(at, from).await,
+        };
+        written.map_err(volume_error)
     }
 
     async fn punch(&self, at: u64, bytes: u64) -> Result<(), VolumeError> {

@@ -8,11 +8,15 @@ use crate::gate::Gate;
 use futures_util::future::join_all;
 use levada_base::buf::bytes_in;
 use levada_base::reactor::{self, Reactor, random_u64};
+use levada_base::units::{round_down, round_up};
 use levada_base::{Buf, BufMut, IoVec};
+use levada_device::Durability;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
+/// The kind of change that is a durable write.
+const DURABLE: u64 = 4;
 /// What is written lies around the seam of two regions.
 const BASE: u64 = REGION_BYTES - 5 * GRANULE_BYTES;
 const WINDOW: u64 = 10 * GRANULE_BYTES;
@@ -67,6 +71,30 @@ impl MemoryFile {
         }
         reactor::sleep(Duration::from_micros(random_u64() % 50)).await;
         Ok(())
+    }
+
+    /// What was changed so far of the granules that `bytes` touch is durable: each lies in one object.
+    fn make_durable(&self, bytes: std::ops::Range<u64>) {
+        let granules = round_down(bytes.start, GRANULE_BYTES)..round_up(bytes.end, GRANULE_BYTES);
+        let (mut durable, mut left) = (self.durable.borrow_mut(), Vec::new());
+        for change in self.pending.take() {
+            let mut parts: [Vec<Option<u8>>; 3] = Default::default();
+            for (place, byte) in (change.at..).zip(&change.bytes) {
+                let part =
+                    usize::from(place >= granules.start) + usize::from(place >= granules.end);
+                parts[part].push(*byte);
+            }
+            let mut at = change.at;
+            for (number, bytes) in parts.into_iter().enumerate() {
+                let part = Change { at, bytes };
+                at += part.bytes.len() as u64;
+                match number {
+                    1 => make(self.base, &mut durable, &part),
+                    _ => left.push(part),
+                }
+            }
+        }
+        *self.pending.borrow_mut() = left;
     }
 
     /// Of the changes of each granule that are not durable the first few are there: it lies in one object, whose log keeps their
@@ -131,12 +159,16 @@ impl Sparse for Rc<MemoryFile> {
         Ok(read.freeze().into_vec())
     }
 
-    async fn write(&self, at: u64, from: IoVec) -> Result<(), VolumeError> {
+    async fn write(&self, at: u64, from: IoVec, durability: Durability) -> Result<(), VolumeError> {
         let end = at + bytes_in(&from);
         let window = self.base..self.base + self.now.borrow().len() as u64;
         assert!(window.contains(&at) && end <= window.end, "nothing is written elsewhere");
         let bytes = levada_base::buf::joined(&from).into_iter().map(Some).collect();
-        self.change(Change { at, bytes }).await
+        self.change(Change { at, bytes }).await?;
+        if durability == Durability::Fua {
+            self.make_durable(at..end);
+        }
+        Ok(())
     }
 
     async fn punch(&self, at: u64, bytes: u64) -> Result<(), VolumeError> {
@@ -269,9 +301,12 @@ impl World {
                 match kind {
                     0 => layer.punch(at, bytes).await,
                     1 => layer.discard(at, bytes).await,
-                    _ => {
+                    kind => {
                         let data = Buf::copy_of(&vec![*fill; bytes as usize]).into_vec();
-                        layer.write(at, data).await
+                        let is_durable = *kind == DURABLE;
+                        let durability =
+                            if is_durable { Durability::Fua } else { Durability::Volatile };
+                        layer.write(at, data, durability).await
                     }
                 }
             }
@@ -290,6 +325,9 @@ impl World {
                         self.becomes(place, &[*now]);
                     }
                     (Ok(()), _) => self.becomes(place, &[value]),
+                }
+                if answer.is_ok() && kind == DURABLE {
+                    self.possible[place] = vec![value];
                 }
             }
         }
@@ -563,7 +601,7 @@ fn what_is_cut_while_a_layer_sinks_does_not_come_back() {
         let below = Below { layer: Rc::clone(&lower), bytes: BASE + GRANULE_BYTES, hidden };
         let upper = Layer::on(Rc::clone(&kept.file), below);
         let data = Buf::copy_of(&[7; GRANULE_BYTES as usize]).into_vec();
-        upper.write(at, data).await.expect("written");
+        upper.write(at, data, Durability::Volatile).await.expect("written");
         upper.tell_changed();
         upper.sink_all(end).await.expect("sunk");
         // Cut, and grown again.
@@ -584,6 +622,7 @@ fn planted_bugs_are_found() {
         "layer-granule-in-two",
         "layer-change-untold",
         "layer-cut-untold",
+        "layer-durable-by-half",
     ];
     for bug in bugs {
         let found = (0..60).find(|seed| {

@@ -13,6 +13,8 @@ use std::time::Duration;
 
 /// How long a closed file waits for others before it is made durable.
 const GATHER: Duration = Duration::from_millis(5);
+/// How long after a durable write the service is told of its time, and of what is stored.
+const RECORD_AFTER: Duration = Duration::from_secs(1);
 
 /// Why the metadata service is told of what was written.
 #[derive(Clone, Copy)]
@@ -54,6 +56,28 @@ impl Inode {
         // The file itself may be new.
         self.core.meta.sync().await?;
         self.failure.take().map_or(Ok(()), Err)
+    }
+
+    /// Has the service told of durable writes, for whoever looks at the file: their callers need not wait for that.
+    pub(super) fn record_soon(self: &Rc<Self>) {
+        if self.recording.replace(true) {
+            return;
+        }
+        let inode = Rc::downgrade(self);
+        reactor::spawn(async move {
+            reactor::sleep(RECORD_AFTER).await;
+            // A close tells it, too.
+            let Some(inode) = inode.upgrade().filter(|inode| inode.handles.get() > 0) else {
+                return;
+            };
+            inode.recording.set(false);
+            inode.closing.set(inode.closing.get() + 1);
+            if let Err(error) = inode.record(Why::Sync).await {
+                // Whoever makes the file durable tries again, and is told.
+                tracing::info!(ino = inode.ino.0, %error, "the metadata service is not told of durable writes");
+            }
+            Rc::clone(&inode.core).let_go(inode);
+        });
     }
 
     /// COMMIT on the objects, then `CommitWrite`: durable for a sync; after a close together with the end

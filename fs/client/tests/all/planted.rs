@@ -13,6 +13,7 @@ fn planted_bugs_are_found() {
         "client-sent-again-in-reverse",
         "client-survivors-sent-again",
         "client-size-before-commit",
+        "client-durable-unstable",
         "client-objects-not-cut",
         "object-verifier-ignored",
         "meta-lock-granted-in-grace",

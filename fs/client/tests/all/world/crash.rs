@@ -26,6 +26,8 @@ pub struct Model {
     synced: Vec<u8>,
     /// Since the last sync, the last one perhaps only begun.
     changes: Vec<Change>,
+    /// Writes that were durable when they were answered: how many of the changes had come by then, where, and what.
+    durable: Vec<(usize, u64, Vec<u8>)>,
 }
 
 impl Model {
@@ -47,24 +49,45 @@ impl Model {
     pub fn synced(&mut self) {
         self.synced = self.now.clone();
         self.changes.clear();
+        self.durable.clear();
+    }
+
+    /// The last change, a write within the file, is durable.
+    pub fn acknowledged_as_durable(&mut self) {
+        self.acknowledged();
+        if let Some(Change::Write(offset, bytes)) = self.changes.last() {
+            self.durable.push((self.changes.len(), *offset, bytes.clone()));
+        }
+    }
+
+    /// What is durable at a place, and the changes that came later.
+    fn known(&self, at: usize) -> (u8, &[Change]) {
+        let last = self.durable.iter().rev().find_map(|(changes, offset, bytes)| {
+            let byte = at.checked_sub(*offset as usize).and_then(|at| bytes.get(at));
+            byte.map(|byte| (*byte, &self.changes[*changes..]))
+        });
+        last.unwrap_or((self.synced.get(at).copied().unwrap_or(0), &self.changes))
     }
 
     /// After a crash every byte is as synced, or as some later change made it.
     pub fn check(&self, found: &[u8], seed: u64) {
         let mut sizes = (self.synced.len(), self.synced.len());
         let mut size = self.synced.len();
-        for change in &self.changes {
+        for (number, change) in self.changes.iter().enumerate() {
             size = match change {
                 Change::Write(offset, bytes) => size.max(*offset as usize + bytes.len()),
                 Change::Cut(size) => *size as usize,
             };
             sizes = (sizes.0.min(size), sizes.1.max(size));
+            for (_, offset, bytes) in self.durable.iter().filter(|(by, ..)| *by == number + 1) {
+                sizes.0 = sizes.0.max(*offset as usize + bytes.len());
+            }
         }
         let len = found.len();
         assert!((sizes.0..=sizes.1).contains(&len), "seed {seed}: size {len} of {sizes:?}");
         for (at, byte) in found.iter().enumerate() {
-            let synced = self.synced.get(at).copied().unwrap_or(0);
-            let possible = self.changes.iter().any(|change| match change {
+            let (synced, changes) = self.known(at);
+            let possible = changes.iter().any(|change| match change {
                 Change::Write(offset, bytes) => {
                     at.checked_sub(*offset as usize).and_then(|at| bytes.get(at)) == Some(byte)
                 }
@@ -77,13 +100,27 @@ impl Model {
 
 pub async fn work(client: Client, file: File, model: Rc<RefCell<Model>>, steps: usize) {
     for _ in 0..steps {
-        match below(12) {
+        match below(13) {
             0..5 => {
                 let offset = below(SIZE_MAX);
                 let bytes = random_bytes(1 + below(3 * UNIT) as usize);
                 model.borrow_mut().begin(Change::Write(offset, bytes.clone()));
                 file.write(offset, data(&bytes)).await.expect("no error reaches a program");
                 model.borrow_mut().acknowledged();
+            }
+            12 => {
+                let size = model.borrow().now.len() as u64;
+                let offset = below(size.max(1));
+                let bytes = random_bytes(1 + below(3 * UNIT) as usize);
+                let is_within = offset + bytes.len() as u64 <= size;
+                model.borrow_mut().begin(Change::Write(offset, bytes.clone()));
+                file.write_durably(offset, data(&bytes)).await.expect("no error reaches a program");
+                if is_within {
+                    model.borrow_mut().acknowledged_as_durable();
+                } else {
+                    model.borrow_mut().acknowledged();
+                    model.borrow_mut().synced();
+                }
             }
             5..8 => {
                 let (offset, bytes) = (below(SIZE_MAX), 1 + below(4 * UNIT));
