@@ -32,8 +32,9 @@ const KEEP_FREED_MEMORY: &str =
 /// Characters of a failure's message that are kept.
 const MESSAGE_CHARS_MAX: usize = 4000;
 
-/// Seeds of a part from which on no cell of its table that is expected to be filled may be empty.
-const LONG_RUN: u64 = 2000;
+/// Seeds of a part from which on no cell of its table that is expected to be filled may be empty: the rarest are filled once in some
+/// thousands.
+const LONG_RUN: u64 = 10_000;
 
 /// What a soak runs.
 pub struct Part {

@@ -300,7 +300,11 @@ impl Inode {
         let is_forgotten = planted!("client-durable-unstable");
         let stability = if is_forgotten { Stability::Unstable } else { Stability::Durable };
         self.write_as(offset, data, stability).await?;
-        if !is_within {
+        // A session that is over here without a word would leave these bytes to nobody.
+        let client = self.core.meta.client();
+        let is_open = self.session.get() == Session::Open(client)
+            && self.core.meta.certain_as(client).await?.is_some();
+        if !is_within || !is_open {
             return self.sync().await;
         }
         self.record_soon();

@@ -378,14 +378,17 @@ impl ObjectTarget {
             // With a durable change so is all that came before it, and what is durable is kept no longer: sent again it would
             // go over what was written later.
             self.heard_durable(durable);
-            if stability == Stability::Durable {
-                return if durable < seq { self.commit(seq).await } else { Ok(()) };
+            if stability == Stability::Durable && durable >= seq {
+                return Ok(());
             }
             self.drain_soon();
             if self.unstable.borrow().bytes() * 2 > self.unstable_bytes_max {
                 self.start_round();
             }
-            return Ok(());
+            return match stability {
+                Stability::Durable => self.settle(object).await,
+                Stability::Unstable | Stability::Again => Ok(()),
+            };
         }
     }
 

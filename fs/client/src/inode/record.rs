@@ -65,18 +65,19 @@ impl Inode {
         }
         let inode = Rc::downgrade(self);
         reactor::spawn(async move {
-            reactor::sleep(RECORD_AFTER).await;
-            // A close tells it, too.
-            let Some(inode) = inode.upgrade().filter(|inode| inode.handles.get() > 0) else {
-                return;
-            };
-            inode.recording.set(false);
-            inode.closing.set(inode.closing.get() + 1);
-            if let Err(error) = inode.record(Why::Sync).await {
-                // Whoever makes the file durable tries again, and is told.
-                tracing::info!(ino = inode.ino.0, %error, "the metadata service is not told of durable writes");
+            loop {
+                reactor::sleep(RECORD_AFTER).await;
+                let Some(inode) = inode.upgrade() else { return };
+                // A close tells it, too.
+                if inode.handles.get() == 0 || !inode.is_dirty() {
+                    return inode.recording.set(false);
+                }
+                inode.closing.set(inode.closing.get() + 1);
+                if let Err(error) = inode.record(Why::Sync).await {
+                    inode.failure.set(Some(error));
+                }
+                Rc::clone(&inode.core).let_go(inode);
             }
-            Rc::clone(&inode.core).let_go(inode);
         });
     }
 

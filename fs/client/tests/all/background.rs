@@ -1,6 +1,6 @@
 //! Errors of what goes on in the background, after `write` has returned: they are told once.
 
-use crate::world::{WRITE, World, create, data, flat};
+use crate::world::{ROOT_DIR, WRITE, World, create, data, flat};
 use levada_base::reactor::{self, Reactor};
 use levada_client::{Client, Error, File};
 use levada_object::Objects;
@@ -60,6 +60,45 @@ fn what_was_lost_is_told_once_to_who_syncs() {
         assert!(flat(&file.read(0, KEPT as u64).await.expect("read")) == [1; KEPT]);
         file.write(0, data(&[3; 1000])).await.expect("takes the place of other bytes");
         assert_eq!(synced(&file).await, Ok(()));
+    });
+}
+
+#[test]
+fn what_was_lost_is_told_to_who_syncs_after_a_durable_write() {
+    with_spoilt(|_, _, file| async move {
+        file.write_durably(0, data(&[3; 1000]))
+            .await
+            .expect("of itself it can tell that it is there");
+        reactor::sleep(LONG).await;
+        assert_eq!(synced(&file).await, Err(TOLD));
+        assert_eq!(synced(&file).await, Ok(()));
+    });
+}
+
+#[test]
+fn others_hear_of_durable_writes_before_long() {
+    Reactor::simulated(1).block_on(async {
+        let world = World::new(1).await;
+        let (client, other) = (world.client("client").await, world.client("other").await);
+        let file = create(&client, "file").await;
+        file.write(0, data(&[1; KEPT])).await.expect("written");
+        synced(&file).await.expect("durable");
+        let seen = async || other.lookup(ROOT_DIR, b"file").await.expect("there").mtime;
+        // Also when it was closed before they did, and is open again.
+        let mut file = file;
+        for _ in 0..3 {
+            let before = seen().await;
+            reactor::sleep(Duration::from_millis(10)).await;
+            file.write_durably(0, data(&[2; 1000])).await.expect("durable");
+            reactor::sleep(Duration::from_secs(3)).await;
+            assert!(seen().await > before);
+            file.write_durably(0, data(&[3; 1000])).await.expect("durable");
+            let ino = file.ino();
+            file.close().await;
+            reactor::sleep(Duration::from_millis(999)).await;
+            file = client.open(ino, WRITE).await.expect("there").0;
+            reactor::sleep(Duration::from_secs(3)).await;
+        }
     });
 }
 

@@ -277,7 +277,8 @@ pub fn synced_survives(seed: u64) {
             });
         }
         let chaos = reactor::spawn(chaos(Rc::clone(&world), Rc::clone(&calm)));
-        reactor::sleep(Duration::from_millis(50 + below(1000))).await;
+        // Also after the service was told of durable writes by themselves.
+        reactor::sleep(Duration::from_millis(50 + below(1000 << below(3)))).await;
         machine.kill();
         calm.set(true);
         chaos.await;
