@@ -161,6 +161,8 @@ fn a_guarantee_keeps_a_volumes_latency_beside_an_aggressor() {
     }
     let mut aggressor = fio(&cluster, &uri("aggressor"), 60, &["--iodepth=256"])
         .stdout(Stdio::null())
+        // It says of each request that it is not answered once this is over.
+        .stderr(Stdio::null())
         .spawn()
         .expect("fio starts");
     // What 95 of 100 requests took at most, in nanoseconds, each way by turns.
