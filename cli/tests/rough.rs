@@ -15,7 +15,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use support::{Cluster, LEVADA, TINY, can_run, said, signal, wait_until};
+use support::{Cluster, LEVADA, TINY, can_run, kill, said, signal, wait_until};
 
 #[test]
 fn a_wrong_cluster_file_is_told_by_line() {
@@ -653,5 +653,40 @@ fn a_mount_does_not_follow_its_address_into_another_cluster() {
     cluster.run(&["umount", "mnt"]);
     cluster.ok(&["mount", "mnt"]);
     assert_eq!(fs::read_dir(&mnt).expect("ours").count(), 0, "nothing was written there");
+    cluster.ok(&["down"]);
+}
+
+/// A scrub that is slow on purpose, of a cluster that is stopped, and then killed, in the middle of it.
+#[test]
+fn a_scrub_goes_on_after_a_stop_and_after_a_kill_and_tells_how_far_it_is() {
+    if !can_run() {
+        return;
+    }
+    let slow = "[scrub]\nfloor = \"10MB\"\nceiling = \"10MB\"\n";
+    let cluster = Cluster::new("scrubbed", &format!("{TINY}{slow}"));
+    cluster.ok(&["up"]);
+    cluster.ok(&["mount", "mnt"]);
+    fs::write(cluster.mnt().join("file"), vec![7; 40 << 20]).expect("written");
+    cluster.ok(&["scrub"]);
+    cluster.refused(&["scrub"], &["scrub"]);
+    let is_under_way = || cluster.ok(&["status"]).contains("    scrub: ");
+    wait_until("it is told how far it is", is_under_way);
+    cluster.ok(&["down"]);
+    cluster.ok(&["up"]);
+    wait_until("it goes on by itself after a stop", is_under_way);
+    kill(cluster.node().expect("a node"));
+    cluster.ok(&["up"]);
+    wait_until("and after a kill", is_under_way);
+    let log = || fs::read_to_string(cluster.path("state/node.log")).expect("a log");
+    assert_eq!(log().matches("the scrub that was interrupted goes on").count(), 2);
+    wait_until("it comes to its end", || !is_under_way());
+    let status = cluster.ok(&["status"]);
+    let found: Vec<_> = status.lines().filter(|line| line.contains("last scrub: ")).collect();
+    // Of both arrays, and of the objects.
+    assert!(found.len() == 3, "{status}");
+    cluster.ok(&["down"]);
+    cluster.ok(&["up"]);
+    assert!(!is_under_way(), "what is over is not begun again");
+    assert_eq!(log().matches("the scrub that was interrupted goes on").count(), 2);
     cluster.ok(&["down"]);
 }
