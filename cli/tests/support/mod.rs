@@ -69,6 +69,11 @@ impl Cluster {
     }
 
     pub fn run(&self, arguments: &[&str]) -> Output {
+        self.run_within(LIMIT, arguments)
+    }
+
+    /// As [`Self::run`], of what may take longer.
+    pub fn run_within(&self, limit: Duration, arguments: &[&str]) -> Output {
         let mut child = Command::new(LEVADA)
             .args(arguments)
             .current_dir(self.dir.path())
@@ -79,7 +84,7 @@ impl Cluster {
             .expect("the program starts");
         let begun = Instant::now();
         while child.try_wait().expect("a child").is_none() {
-            if begun.elapsed() > LIMIT {
+            if begun.elapsed() > limit {
                 let _ = child.kill();
                 panic!("levada {arguments:?} does not end");
             }

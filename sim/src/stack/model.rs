@@ -64,23 +64,30 @@ impl FileState {
         self.synced.resize(self.synced.len().max(end), 0);
         self.synced[offset..end].copy_from_slice(&self.data[offset..end]);
         let mut left = Vec::new();
+        let mut keep = |offset: usize, data: &[u8]| {
+            // Else they would double with every durable write.
+            if !data.is_empty() {
+                left.push(Change::Write { offset, data: data.to_vec() });
+            }
+        };
+        let mut cuts = Vec::new();
         for change in self.changes.drain(..) {
             match change {
                 Change::Write { offset: at, data } => {
                     let before = offset.saturating_sub(at).min(data.len());
                     let behind = end.saturating_sub(at).min(data.len());
-                    left.push(Change::Write { offset: at, data: data[..before].to_vec() });
-                    left.push(Change::Write { offset: at + behind, data: data[behind..].to_vec() });
+                    keep(at, &data[..before]);
+                    keep(at + behind, &data[behind..]);
                 }
-                // The file is not as short as that, but what it cut off before these bytes may be gone.
-                Change::Truncate { size } if size < end => {
-                    let cut = vec![0; offset.saturating_sub(size)];
-                    left.push(Change::Write { offset: size, data: cut });
-                    left.push(Change::Truncate { size: end });
+                // The file is not as short as that, but what it cut off beside these bytes may be gone.
+                Change::Truncate { size } => {
+                    keep(size, &vec![0; offset.saturating_sub(size)]);
+                    cuts.push(Change::Truncate { size: size.max(end) });
                 }
-                cut @ Change::Truncate { .. } => left.push(cut),
             }
         }
+        // Their order says nothing.
+        left.extend(cuts);
         self.changes = left;
     }
 

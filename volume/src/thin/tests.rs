@@ -90,6 +90,8 @@ impl MemoryFile {
                 at += part.bytes.len() as u64;
                 match number {
                     1 => make(self.base, &mut durable, &part),
+                    // Else they would double with every durable write.
+                    _ if part.bytes.is_empty() => {}
                     _ => left.push(part),
                 }
             }
