@@ -7,8 +7,10 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+use std::io::Read;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use support::{Cluster, TINY, can_run, said, signal};
 
@@ -44,15 +46,28 @@ fn start(dir: &Path, program: &str, arguments: &[&str]) -> Child {
     program.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts")
 }
 
+/// Reads all that `pipe` gives, on a thread: who writes more than it holds would wait for ever.
+fn read(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<Vec<u8>> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        pipe.map(|mut pipe| pipe.read_to_end(&mut bytes));
+        bytes
+    })
+}
+
 /// Waits for `load`; meanwhile the node is killed again and again, and two drives fail.
 fn disturbed(cluster: &Cluster, mut load: Child) -> Output {
     let (begun, limit) = (Instant::now(), Duration::from_secs(seconds()) + GRACE);
     let mut next = KILLED_EVERY;
     let mut fail = ["d1", "d4"].into_iter();
-    while load.try_wait().expect("a child").is_none() {
+    let (stdout, stderr) = (read(load.stdout.take()), read(load.stderr.take()));
+    let status = loop {
+        if let Some(status) = load.try_wait().expect("a child") {
+            break status;
+        }
         if begun.elapsed() > limit {
             let _ = load.kill();
-            panic!("it does not end: {}", said(&load.wait_with_output().expect("its output")));
+            panic!("it does not end");
         }
         if begun.elapsed() > next {
             next = begun.elapsed() + KILLED_EVERY;
@@ -63,8 +78,9 @@ fn disturbed(cluster: &Cluster, mut load: Child) -> Output {
             }
         }
         std::thread::sleep(Duration::from_millis(20));
-    }
-    load.wait_with_output().expect("its output")
+    };
+    let whole = |reader: JoinHandle<Vec<u8>>| reader.join().expect("read");
+    Output { status, stdout: whole(stdout), stderr: whole(stderr) }
 }
 
 fn must_pass(what: &str, output: &Output) {
