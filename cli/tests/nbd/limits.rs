@@ -5,7 +5,7 @@ use crate::support::{Cluster, LIMIT, can_run};
 use crate::uri;
 use crate::volumes::{cluster, qemu_io};
 use serde_json::Value;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Held by who measures rates or latencies.
@@ -13,6 +13,16 @@ static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A client that is in the way; ended when dropped.
+struct Aggressor(Child);
+
+impl Drop for Aggressor {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 /// fio for `seconds`, with 4 KiB anywhere; its job's side `"read"` tells how it went.
@@ -159,12 +169,13 @@ fn a_guarantee_keeps_a_volumes_latency_beside_an_aggressor() {
         cluster.ok(&["volume", "create", name, "--size", "32MiB"]);
         assert!(qemu_io(&uri(name), &["write -P 1 0 16M", "flush"]));
     }
-    let mut aggressor = fio(&cluster, &uri("aggressor"), 60, &["--iodepth=256"])
+    let aggressor = fio(&cluster, &uri("aggressor"), 60, &["--iodepth=256"])
         .stdout(Stdio::null())
         // It says of each request that it is not answered once this is over.
         .stderr(Stdio::null())
         .spawn()
         .expect("fio starts");
+    let aggressor = Aggressor(aggressor);
     // What 95 of 100 requests took at most, in nanoseconds, each way by turns.
     let latency = |guarantee: &str| {
         cluster.ok(&["volume", "set", "victim", "--guarantee-iops", guarantee]);
@@ -177,7 +188,6 @@ fn a_guarantee_keeps_a_volumes_latency_beside_an_aggressor() {
     let with = taken.iter().map(|pair| pair.1).min().expect("three");
     eprintln!("{taken:?}");
     assert!(with * 10 < without * 7, "with a guarantee {with} ns, without {without} ns");
-    aggressor.kill().expect("it runs");
-    aggressor.wait().expect("it ended");
+    drop(aggressor);
     cluster.ok(&["down"]);
 }
