@@ -6,8 +6,9 @@
 use crate::VolumeError;
 use crate::volume::{Extent, Shape, Volume, VolumeFuture, Zeroing};
 use levada_base::buf::bytes_in;
+use levada_base::lent::{bytes_lent, put_all};
 use levada_base::units::{BLOCK_BYTES, round_down, round_up};
-use levada_base::{Buf, BufMut, IoVec, RangeLocks};
+use levada_base::{Buf, BufMut, IoVec, LentVec, RangeLocks};
 use levada_device::{BlockError, Durability};
 use levada_raid::Array;
 use std::ops::Range;
@@ -45,6 +46,13 @@ impl<A: Array> ArrayVolume<A> {
             true => Ok(()),
             false => Err(VolumeError::OutOfRange { at, bytes, size_bytes: self.size_bytes }),
         }
+    }
+
+    /// Reads bytes that lie inside, with what lies around them in their blocks.
+    async fn read_bytes(&self, at: u64, bytes: u64) -> Result<Buf, BlockError> {
+        let blocks = self.blocks_around(at, bytes);
+        let read = self.read_blocks(&blocks).await?;
+        Ok(read.slice((at - blocks.start) as usize, bytes as usize))
     }
 
     async fn read_blocks(&self, blocks: &Range<u64>) -> Result<Buf, BlockError> {
@@ -189,9 +197,21 @@ impl<A: Array> Volume for ArrayVolume<A> {
             if bytes == 0 {
                 return Ok(IoVec::new());
             }
-            let blocks = self.blocks_around(at, bytes);
-            let read = self.read_blocks(&blocks).await?;
-            Ok(read.slice((at - blocks.start) as usize, bytes as usize).into_vec())
+            Ok(self.read_bytes(at, bytes).await?.into_vec())
+        })
+    }
+
+    fn read_into(&self, at: u64, into: LentVec) -> VolumeFuture<'_, ()> {
+        Box::pin(async move {
+            let bytes = bytes_lent(&into);
+            self.check(at, bytes)?;
+            let is_whole = |bytes: u64| bytes.is_multiple_of(self.block_bytes);
+            let are_blocks = is_whole(at) && into.iter().all(|part| is_whole(part.len() as u64));
+            if bytes == 0 || are_blocks && self.array.read_lent(at, into.clone()).await {
+                return Ok(());
+            }
+            put_all(&into, &[self.read_bytes(at, bytes).await?]);
+            Ok(())
         })
     }
 

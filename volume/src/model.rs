@@ -1,21 +1,40 @@
 //! The reference model of a volume, for tests: a vector of bytes.
 
 use crate::volume::{Volume, Zeroing};
+use levada_base::lent::Lender;
 use levada_base::reactor::random_u64;
-use levada_base::units::{BLOCK_BYTES, round_down};
-use levada_base::{Buf, IoVec};
+use levada_base::units::{BLOCK_BYTES, round_down, round_up};
+use levada_base::{Buf, IoVec, LentVec};
 use levada_device::Durability;
 
-/// The bytes from `at` on.
+/// The bytes from `at` on, in one of the ways to read them.
 ///
 /// # Panics
 ///
 /// When they cannot be read.
 pub async fn read(volume: &dyn Volume, at: u64, bytes: u64) -> Vec<u8> {
+    if random_u64().is_multiple_of(2) {
+        return read_into(volume, at, bytes).await;
+    }
     let read = volume.read(at, bytes).await.expect("read");
     let read = levada_base::buf::joined(&read);
     assert_eq!(read.len() as u64, bytes, "exactly what was asked for");
     read
+}
+
+/// The same, into up to three pieces of memory that is lent, cut anywhere or between blocks.
+async fn read_into(volume: &dyn Volume, at: u64, bytes: u64) -> Vec<u8> {
+    let lender = Lender::new(bytes as usize);
+    let unit = if random_u64().is_multiple_of(2) { BLOCK_BYTES } else { 1 };
+    let (mut pieces, mut from) = (LentVec::new(), 0);
+    for _ in 0..random_u64() % 3 {
+        let to = from + round_down(random_u64() % (bytes - from + 1), unit);
+        pieces.push(lender.lend(from as usize, (to - from) as usize));
+        from = to;
+    }
+    pieces.push(lender.lend(from as usize, (bytes - from) as usize));
+    volume.read_into(at, pieces).await.expect("read");
+    lender.bytes()
 }
 
 /// `data` in up to three buffers that lie anywhere.
@@ -41,7 +60,7 @@ pub async fn compare(volume: &dyn Volume, rounds: u64) {
     let size = volume.size_bytes();
     let mut model = vec![0; size as usize];
     for round in 0..rounds {
-        let bytes = 1 + match random_u64() % 3 {
+        let mut bytes = 1 + match random_u64() % 3 {
             0 => random_u64() % 600,
             1 => random_u64() % 20_000,
             _ => random_u64() % 300_000,
@@ -49,6 +68,9 @@ pub async fn compare(volume: &dyn Volume, rounds: u64) {
         let mut at = random_u64() % size;
         if random_u64().is_multiple_of(3) {
             at = round_down(at, BLOCK_BYTES);
+            if random_u64().is_multiple_of(2) {
+                bytes = round_up(bytes, BLOCK_BYTES);
+            }
         }
         let bytes = bytes.min(size - at);
         let part = at as usize..(at + bytes) as usize;

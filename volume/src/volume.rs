@@ -1,7 +1,8 @@
 //! The interface between volumes and exports.
 
 use crate::VolumeError;
-use levada_base::IoVec;
+use levada_base::lent::{bytes_lent, put_all};
+use levada_base::{IoVec, LentVec};
 use levada_device::Durability;
 use std::future::Future;
 use std::pin::Pin;
@@ -54,6 +55,16 @@ pub trait Volume {
     /// Reads `bytes` from `at` on; the buffers total exactly so many.
     fn read(&self, at: u64, bytes: u64) -> VolumeFuture<'_, IoVec>;
 
+    /// Reads from `at` on into memory that somebody else lends, all of it, and may change meanwhile: nothing is concluded from what lies there.
+    /// Whoever can fills it without a copy in between ([`levada_device::Device::read_lent`]).
+    fn read_into(&self, at: u64, into: LentVec) -> VolumeFuture<'_, ()> {
+        Box::pin(async move {
+            let read = self.read(at, bytes_lent(&into)).await?;
+            put_all(&into, &read);
+            Ok(())
+        })
+    }
+
     /// Writes `from` at `at`. The buffers must not change meanwhile, which `Buf` guarantees.
     fn write(&self, at: u64, from: IoVec, durability: Durability) -> VolumeFuture<'_, ()>;
 
@@ -83,6 +94,10 @@ impl<V: Volume + ?Sized> Volume for Rc<V> {
 
     fn read(&self, at: u64, bytes: u64) -> VolumeFuture<'_, IoVec> {
         (**self).read(at, bytes)
+    }
+
+    fn read_into(&self, at: u64, into: LentVec) -> VolumeFuture<'_, ()> {
+        (**self).read_into(at, into)
     }
 
     fn write(&self, at: u64, from: IoVec, durability: Durability) -> VolumeFuture<'_, ()> {

@@ -1,7 +1,7 @@
 //! A volume whose changes are durable when they are answered.
 
 use crate::volume::{Extent, Shape, Volume, VolumeFuture, Zeroing};
-use levada_base::IoVec;
+use levada_base::{IoVec, LentVec};
 use levada_device::Durability;
 use std::rc::Rc;
 
@@ -27,6 +27,10 @@ impl Volume for WrittenThrough {
 
     fn read(&self, at: u64, bytes: u64) -> VolumeFuture<'_, IoVec> {
         self.0.read(at, bytes)
+    }
+
+    fn read_into(&self, at: u64, into: LentVec) -> VolumeFuture<'_, ()> {
+        self.0.read_into(at, into)
     }
 
     fn write(&self, at: u64, from: IoVec, _durability: Durability) -> VolumeFuture<'_, ()> {

@@ -17,26 +17,31 @@ pub(super) const PARTS_MAX: usize = 1024;
 pub(super) type RawParts = SmallVec<[libc::iovec; 8]>;
 
 /// The first [`PARTS_MAX`] runs of `parts` behind the first `skip` bytes.
-pub(super) fn raw_parts<'a>(parts: impl Iterator<Item = &'a [u8]>, mut skip: usize) -> RawParts {
+pub(super) fn raw_parts<'a>(parts: impl Iterator<Item = &'a [u8]>, skip: usize) -> RawParts {
+    raw_runs(parts.map(|part| (part.as_ptr().cast_mut(), part.len())), skip)
+}
+
+/// The same of memory that nobody may have a reference to: where each part begins, and its bytes.
+pub(super) fn raw_runs(parts: impl Iterator<Item = (*mut u8, usize)>, mut skip: usize) -> RawParts {
     let mut raw = RawParts::new();
-    for part in parts {
-        if skip >= part.len() {
-            skip -= part.len();
+    for (start, len) in parts {
+        if skip >= len {
+            skip -= len;
             continue;
         }
         if raw.len() == PARTS_MAX {
             break;
         }
-        let rest = &part[skip..];
+        let (start, len) = (start.wrapping_add(skip), len - skip);
         skip = 0;
         if let Some(last) = raw.last_mut()
-            && last.iov_base as usize + last.iov_len == rest.as_ptr() as usize
+            && last.iov_base as usize + last.iov_len == start as usize
         {
             // Neighbours: for the kernel one buffer is less work than two.
-            last.iov_len += rest.len();
+            last.iov_len += len;
             continue;
         }
-        raw.push(libc::iovec { iov_base: rest.as_ptr().cast_mut().cast(), iov_len: rest.len() });
+        raw.push(libc::iovec { iov_base: start.cast(), iov_len: len });
     }
     raw
 }

@@ -9,11 +9,12 @@
 #![allow(unsafe_code)] // Operations that point to buffers which the ring owns.
 
 use super::Core;
-use super::fd::{RawParts, raw_parts};
+use super::fd::{RawParts, raw_parts, raw_runs};
 use super::registered::Opened;
 use super::ring::Ring;
 use crate::buf::{View, bytes_in};
-use crate::{IoVec, IoVecMut};
+use crate::lent::bytes_lent;
+use crate::{IoVec, IoVecMut, LentVec};
 use io_uring::{opcode, squeue, types};
 use smallvec::SmallVec;
 use std::io;
@@ -152,6 +153,37 @@ impl File {
     pub async fn read_at(&self, at: u64, into: IoVecMut) -> io::Result<IoVecMut> {
         // SAFETY: the buffers belong to nobody else.
         unsafe { self.transfer(Transfer::Read, at, into) }.await
+    }
+
+    /// Fills `into` from `at` on, as [`File::read_at`]. What was read past the page cache was never anywhere else.
+    ///
+    /// # Errors
+    ///
+    /// As [`File::read_at`], and `EFAULT` where memory is gone. Some of it may have been filled.
+    pub async fn read_into(&self, at: u64, into: LentVec) -> io::Result<()> {
+        let ring = Core::current_ring();
+        self.opened.register(&ring);
+        let (total, mut kept) = (bytes_lent(&into) as usize, into);
+        let mut done = 0;
+        while done < total {
+            let raw = raw_runs(kept.iter().map(|part| (part.start(), part.len())), done);
+            // SAFETY: file, memory and list are kept, and the memory may be written to, whoever has it.
+            let op = unsafe {
+                ring.submit((Rc::clone(&self.opened), kept, raw), |(opened, _, raw)| {
+                    let (fd, flags) = opened.target(&ring);
+                    Transfer::Read.parts(fd, at + done as u64, raw).flags(flags)
+                })
+            };
+            let (moved, (_, lent, _)) = op.await;
+            kept = lent;
+            match moved {
+                Ok(0) => return Err(Transfer::Read.moved_nothing().into()),
+                Ok(moved) => done += moved,
+                Err(error) if is_passing(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     /// Writes `from` at `at`; with `fua`, durably (`RWF_DSYNC`).

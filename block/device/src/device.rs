@@ -1,14 +1,18 @@
 //! The device trait: small, because the simulator and every wrapper implement it too.
 
 use crate::BlockError;
-use levada_base::{Epoch, IoVec, IoVecMut};
-use std::future::Future;
+use levada_base::lent::{bytes_lent, put_all};
+use levada_base::{BufMut, Epoch, IoVec, IoVecMut, LentVec};
+use std::future::{Future, ready};
 use std::pin::Pin;
 use std::rc::Rc;
 
 /// An operation in flight. Dropping it gives up the answer, not the effect: what was asked may
 /// still happen, as with real hardware.
 pub type IoFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, BlockError>> + 'a>>;
+
+/// A read into lent memory that is under way ([`Device::read_lent`]).
+pub type LentFuture<'a> = Pin<Box<dyn Future<Output = bool> + 'a>>;
 
 /// When a write may be acknowledged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +81,13 @@ pub trait Device {
         self.read(at, into)
     }
 
+    /// Fills `into` from `at` on, without a copy of its own in between. `false`: not in this way, and then nothing is known but that `into` may hold
+    /// anything. The device may not be able to, and memory that is not ours can fail as well as the device can: so who asks reads again, into memory of
+    /// his own, before he thinks ill of anybody. Nothing that is kept may be made from what lies in such memory, as its owner may change it.
+    fn read_lent(&self, _at: u64, _into: LentVec) -> LentFuture<'_> {
+        Box::pin(ready(false))
+    }
+
     /// Writes `from` at `at`. The buffers must not change meanwhile, which `Buf` guarantees.
     fn write(&self, at: u64, from: IoVec, durability: Durability) -> IoFuture<'_, ()>;
 
@@ -118,4 +129,16 @@ pub fn check_range(info: &DeviceInfo, at: u64, bytes: u64) -> Result<(), BlockEr
         return Err(BlockError::OutOfRange { at, bytes, capacity_bytes: info.capacity_bytes });
     }
     Ok(())
+}
+
+/// [`Device::read_lent`] by way of memory of one's own: for devices that are there to be wrong now and then, and must be so here too.
+pub(crate) fn read_lent_by_copy(device: &dyn Device, at: u64, into: LentVec) -> LentFuture<'_> {
+    Box::pin(async move {
+        let own = BufMut::for_overwrite(bytes_lent(&into) as usize).into_vec();
+        let read = device.read(at, own).await;
+        if let Ok(read) = &read {
+            put_all(&into, read);
+        }
+        read.is_ok()
+    })
 }

@@ -11,10 +11,13 @@
 //!
 //! Faults live in memory: opened anew, the device is healthy.
 
-use crate::{BlockError, Device, DeviceInfo, Durability, Health, IoFuture, Witness, check_range};
+use crate::device::read_lent_by_copy;
+use crate::{
+    BlockError, Device, DeviceInfo, Durability, Health, IoFuture, LentFuture, Witness, check_range,
+};
 use levada_base::buf::bytes_in;
 use levada_base::units::{BLOCK_BYTES, round_down};
-use levada_base::{Epoch, IoVec, IoVecMut, reactor};
+use levada_base::{Epoch, IoVec, IoVecMut, LentVec, reactor};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -307,6 +310,10 @@ impl Device for FaultDevice {
             self.apply_rot(at, &mut into);
             Ok(into)
         })
+    }
+
+    fn read_lent(&self, at: u64, into: LentVec) -> LentFuture<'_> {
+        read_lent_by_copy(self, at, into)
     }
 
     fn write(&self, at: u64, from: IoVec, durability: Durability) -> IoFuture<'_, ()> {

@@ -11,14 +11,17 @@
 
 use crate::local_nvme::Looking;
 use crate::{
-    BlockError, Device, DeviceInfo, Durability, Health, HealthPage, IoFuture, check_range,
+    BlockError, Device, DeviceInfo, Durability, Health, HealthPage, IoFuture, LentFuture,
+    check_range,
 };
 use levada_base::buf::bytes_in;
+use levada_base::lent::bytes_lent;
 use levada_base::reactor::fs::{File, OpenOptions};
 use levada_base::units::{BLOCK_BYTES, MIB, round_down};
-use levada_base::{BufMut, Epoch, IoVec, IoVecMut};
+use levada_base::{BufMut, Epoch, IoVec, IoVecMut, Lent, LentVec};
 use std::cell::Cell;
 use std::fs::Metadata;
+use std::future::ready;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -279,6 +282,26 @@ impl Device for FileDevice {
             let into = read.map_err(|error| self.failed(&error, at, bytes, true))?;
             self.count(|health| health.bytes_read += bytes);
             Ok(into)
+        })
+    }
+
+    fn read_lent(&self, at: u64, into: LentVec) -> LentFuture<'_> {
+        // Past the page cache, drives take memory at multiples of a page, and pieces of whole blocks.
+        let is_fit = |part: &Lent| {
+            part.is_aligned(BLOCK_BYTES as usize)
+                && (part.len() as u64).is_multiple_of(self.info.block_bytes)
+        };
+        let bytes = bytes_lent(&into);
+        if check_range(&self.info, at, bytes).is_err() || !into.iter().all(is_fit) {
+            return Box::pin(ready(false));
+        }
+        Box::pin(async move {
+            // What it says of a failure may be said of that memory.
+            let is_read = self.file.read_into(at, into).await.is_ok();
+            if is_read {
+                self.count(|health| health.bytes_read += bytes);
+            }
+            is_read
         })
     }
 

@@ -21,7 +21,9 @@ mod ram;
 mod slice;
 mod volatile;
 
-pub use device::{Device, DeviceInfo, Durability, Health, IoFuture, Witness, check_range};
+pub use device::{
+    Device, DeviceInfo, Durability, Health, IoFuture, LentFuture, Witness, check_range,
+};
 pub use drive::{Drive, DriveError, DriveIdentity, Overwrite, read_label};
 pub use error::BlockError;
 pub use fault::{FaultDevice, Faults};

@@ -10,11 +10,14 @@
 //! - Over any busy time, neither bytes nor operations exceed the model's rate.
 //! - The device below sees each request at once, in order; only the answer is held back.
 
-use crate::{Device, DeviceInfo, Durability, Health, IoFuture, Witness};
+use crate::{Device, DeviceInfo, Durability, Health, IoFuture, LentFuture, Witness};
 use levada_base::buf::bytes_in;
+use levada_base::lent::bytes_lent;
 use levada_base::reactor::{self, Instant};
-use levada_base::{Epoch, IoVec, IoVecMut};
+use levada_base::{Epoch, IoVec, IoVecMut, LentVec};
 use std::cell::Cell;
+use std::future::Future;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -85,7 +88,11 @@ impl ModelDevice {
         served.max(now + self.model.latency)
     }
 
-    fn hold<'a, T: 'a>(&self, answer_at: Instant, request: IoFuture<'a, T>) -> IoFuture<'a, T> {
+    fn hold<'a, T: 'a>(
+        &self,
+        answer_at: Instant,
+        request: impl Future<Output = T> + 'a,
+    ) -> Pin<Box<dyn Future<Output = T> + 'a>> {
         Box::pin(async move {
             let result = request.await;
             reactor::sleep_until(answer_at).await;
@@ -102,6 +109,11 @@ impl Device for ModelDevice {
     fn read(&self, at: u64, into: IoVecMut) -> IoFuture<'_, IoVecMut> {
         let answer_at = self.answer_at(bytes_in(&into));
         self.hold(answer_at, self.inner.read(at, into))
+    }
+
+    fn read_lent(&self, at: u64, into: LentVec) -> LentFuture<'_> {
+        let answer_at = self.answer_at(bytes_lent(&into));
+        self.hold(answer_at, self.inner.read_lent(at, into))
     }
 
     fn write(&self, at: u64, from: IoVec, durability: Durability) -> IoFuture<'_, ()> {

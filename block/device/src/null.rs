@@ -3,10 +3,13 @@
 //!
 //! Reads leave the buffer as it was.
 
-use crate::{BlockError, Device, DeviceInfo, Durability, Health, IoFuture, check_range};
+use crate::{
+    BlockError, Device, DeviceInfo, Durability, Health, IoFuture, LentFuture, check_range,
+};
 use levada_base::buf::bytes_in;
+use levada_base::lent::bytes_lent;
 use levada_base::units::{BLOCK_BYTES, MIB, round_down};
-use levada_base::{Epoch, IoVec, IoVecMut};
+use levada_base::{Epoch, IoVec, IoVecMut, LentVec};
 use std::cell::Cell;
 use std::future::ready;
 
@@ -46,6 +49,14 @@ impl Device for NullDevice {
         health.bytes_read += bytes;
         self.health.set(health);
         Box::pin(ready(check_range(&self.info, at, bytes).map(|()| into)))
+    }
+
+    fn read_lent(&self, at: u64, into: LentVec) -> LentFuture<'_> {
+        let bytes = bytes_lent(&into);
+        let mut health = self.health.get();
+        health.bytes_read += bytes;
+        self.health.set(health);
+        Box::pin(ready(check_range(&self.info, at, bytes).is_ok()))
     }
 
     fn write(&self, at: u64, from: IoVec, _: Durability) -> IoFuture<'_, ()> {

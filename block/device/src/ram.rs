@@ -3,10 +3,13 @@
 //! Durable for as long as the process lives; a power cut is the business of the `volatile`
 //! wrapper above it.
 
-use crate::{BlockError, Device, DeviceInfo, Durability, Health, IoFuture, check_range};
+use crate::{
+    BlockError, Device, DeviceInfo, Durability, Health, IoFuture, LentFuture, check_range,
+};
 use levada_base::buf::bytes_in;
+use levada_base::lent::bytes_lent;
 use levada_base::units::{BLOCK_BYTES, MIB};
-use levada_base::{BufMut, Epoch, IoVec, IoVecMut};
+use levada_base::{BufMut, Epoch, IoVec, IoVecMut, LentVec};
 use std::cell::{Cell, RefCell};
 use std::future::ready;
 
@@ -70,9 +73,36 @@ impl RamDevice {
             });
             at += part.len() as u64;
         }
+        self.count_read(bytes);
+        Ok(into)
+    }
+
+    fn read_lent_now(&self, at: u64, into: &LentVec) -> bool {
+        let bytes = bytes_lent(into);
+        if check_range(&self.info, at, bytes).is_err() {
+            return false;
+        }
+        let pieces = self.pieces.borrow();
+        let mut at = at;
+        for part in into {
+            let mut done = 0;
+            Self::runs(at, part.len() as u64, |piece, start, run| {
+                let target = part.part(done, run);
+                match &pieces[piece] {
+                    Some(piece) => target.put(&piece[start..start + run]),
+                    None => target.clear(),
+                }
+                done += run;
+            });
+            at += part.len() as u64;
+        }
+        self.count_read(bytes);
+        true
+    }
+
+    fn count_read(&self, bytes: u64) {
         let health = self.health.get();
         self.health.set(Health { bytes_read: health.bytes_read + bytes, ..health });
-        Ok(into)
     }
 
     fn write_now(&self, at: u64, from: &IoVec) -> Result<(), BlockError> {
@@ -116,6 +146,10 @@ impl Device for RamDevice {
 
     fn read(&self, at: u64, into: IoVecMut) -> IoFuture<'_, IoVecMut> {
         Box::pin(ready(self.read_now(at, into)))
+    }
+
+    fn read_lent(&self, at: u64, into: LentVec) -> LentFuture<'_> {
+        Box::pin(ready(self.read_lent_now(at, &into)))
     }
 
     fn write(&self, at: u64, from: IoVec, _: Durability) -> IoFuture<'_, ()> {

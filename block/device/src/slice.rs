@@ -4,9 +4,12 @@
 
 use crate::drive::{Drive, DriveError};
 use crate::label::SliceEntry;
-use crate::{BlockError, Device, DeviceInfo, Durability, Health, IoFuture, check_range};
+use crate::{
+    BlockError, Device, DeviceInfo, Durability, Health, IoFuture, LentFuture, check_range,
+};
 use levada_base::buf::bytes_in;
-use levada_base::{Epoch, IoVec, IoVecMut};
+use levada_base::lent::bytes_lent;
+use levada_base::{Epoch, IoVec, IoVecMut, LentVec};
 use std::cell::Cell;
 use std::rc::Rc;
 
@@ -83,6 +86,14 @@ impl Device for Slice {
         Box::pin(async move {
             self.admit_range(at, bytes_in(&into))?;
             self.settle(self.drive.device().read(self.entry.start + at, into).await)
+        })
+    }
+
+    fn read_lent(&self, at: u64, into: LentVec) -> LentFuture<'_> {
+        Box::pin(async move {
+            self.admit_range(at, bytes_lent(&into)).is_ok()
+                && self.drive.device().read_lent(self.entry.start + at, into).await
+                && !self.drive.is_failed()
         })
     }
 

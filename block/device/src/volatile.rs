@@ -15,13 +15,16 @@
 //! The device below must take writes when they are issued (RAM), or be idle, for a power cut to
 //! be the end of all writing.
 
-use crate::{BlockError, Device, DeviceInfo, Durability, Health, IoFuture, Witness, check_range};
+use crate::device::read_lent_by_copy;
+use crate::{
+    BlockError, Device, DeviceInfo, Durability, Health, IoFuture, LentFuture, Witness, check_range,
+};
 use futures_util::future::join_all;
 use levada_base::buf::bytes_in;
 use levada_base::reactor::{self, JoinHandle};
 use levada_base::sync::Notify;
 use levada_base::units::{BLOCK_BYTES, MIB};
-use levada_base::{Buf, BufMut, Epoch, IoVec, IoVecMut};
+use levada_base::{Buf, BufMut, Epoch, IoVec, IoVecMut, LentVec};
 use smallvec::SmallVec;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -317,6 +320,10 @@ impl Device for VolatileDevice {
             overlay(at, &mut into, &cached);
             Ok(into)
         })
+    }
+
+    fn read_lent(&self, at: u64, into: LentVec) -> LentFuture<'_> {
+        read_lent_by_copy(self, at, into)
     }
 
     fn write(&self, at: u64, from: IoVec, durability: Durability) -> IoFuture<'_, ()> {

@@ -1,8 +1,9 @@
 //! Files as devices, faults, and power loss.
 
+use levada_base::lent::Lender;
 use levada_base::reactor::{self, Reactor};
 use levada_base::units::{KIB, MIB};
-use levada_base::{Buf, BufMut, Epoch, IoVec};
+use levada_base::{Buf, BufMut, Epoch, IoVec, LentVec};
 use levada_device::{
     BlockError, Device, DriveModel, Durability, FaultDevice, Faults, FileDevice, FileDeviceError,
     ModelDevice, NullDevice, Prepare, RamDevice, VolatileDevice,
@@ -464,5 +465,48 @@ fn requests_in_flight_at_a_power_cut_are_not_acknowledged() {
         assert_eq!(flush.await, Some(Err(BlockError::Gone)));
         assert_eq!(write.await, Some(Err(BlockError::Gone)));
         device.write(8192, blocks(3, 1), Durability::Fua).await.unwrap();
+    });
+}
+
+/// What a device fills lent memory with is what it reads, or it says that it does not.
+#[test]
+fn lent_memory_is_filled_by_whoever_can() {
+    let dir = directory();
+    Reactor::new().unwrap().block_on(async {
+        let path = dir.path().join("drive");
+        let file = FileDevice::create(&path, MIB, Prepare::Zero).await.unwrap();
+        let ram = Rc::new(RamDevice::new("ram", MIB));
+        let faults = Faults::none();
+        let faulty = FaultDevice::new(Rc::clone(&ram) as _, faults.clone());
+        let modelled = ModelDevice::new(Rc::clone(&ram) as _, DriveModel::nvme());
+        for device in [&file as &dyn Device, &*ram] {
+            for block in 0..8 {
+                device
+                    .write(block * 4096, blocks(block as u8, 1), Durability::Volatile)
+                    .await
+                    .unwrap();
+            }
+        }
+        for device in [&file as &dyn Device, &*ram, &faulty, &modelled] {
+            let lender = Lender::new(8 * 4096 + 4096);
+            // Pages begin somewhere within.
+            let first = (0..4096).find(|start| lender.lend(*start, 1).is_aligned(4096)).unwrap();
+            let page = |page: usize, count: usize| lender.lend(first + page * 4096, count * 4096);
+            let read_before = device.health().bytes_read;
+            assert!(device.read_lent(2 * 4096, LentVec::from_iter([page(4, 1), page(0, 3)])).await);
+            assert_eq!(device.health().bytes_read - read_before, 4 * 4096);
+            let there = lender.bytes();
+            let first_of = |page: usize| there[first + page * 4096];
+            assert_eq!([first_of(4), first_of(0), first_of(1), first_of(2)], [2, 3, 4, 5]);
+            assert_eq!(first_of(3), 0xee, "nothing else is touched");
+            assert!(!device.read_lent(MIB, LentVec::from_iter([page(0, 1)])).await, "past the end");
+        }
+        let lender = Lender::new(3 * 4096);
+        let odd = (0..4096).find(|start| lender.lend(*start, 1).is_aligned(4096)).unwrap() + 8;
+        assert!(!file.read_lent(0, LentVec::from_iter([lender.lend(odd, 4096)])).await);
+        faults.medium_error(2 * 4096, 4096);
+        assert!(faulty.read_lent(0, LentVec::from_iter([lender.lend(0, 8192)])).await);
+        assert!(!faulty.read_lent(4096, LentVec::from_iter([lender.lend(0, 8192)])).await);
+        assert_eq!(file.health().read_errors, 0);
     });
 }

@@ -20,6 +20,7 @@ mod error;
 pub mod fuzz;
 mod journal;
 mod layout;
+mod lent;
 mod looks;
 mod lost;
 mod map;

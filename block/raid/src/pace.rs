@@ -12,8 +12,9 @@ use crate::engine::Engine;
 use crate::member::add;
 use crate::status::Progress;
 use levada_base::reactor::{self, Instant};
-use levada_device::{BlockError, IoFuture};
 use std::cell::Cell;
+use std::future::Future;
+use std::pin::Pin;
 use std::time::Duration;
 
 /// Foreground I/O this recent means that the array is not idle.
@@ -72,14 +73,18 @@ pub struct Foreground {
 
 impl Foreground {
     /// Counts an I/O, and times it if anybody watches.
-    pub(crate) fn watch<'a, T: 'a>(&'a self, kind: Kind, io: IoFuture<'a, T>) -> IoFuture<'a, T> {
+    pub(crate) fn watch<'a, T: 'a>(
+        &'a self,
+        kind: Kind,
+        io: Pin<Box<dyn Future<Output = T> + 'a>>,
+    ) -> Pin<Box<dyn Future<Output = T> + 'a>> {
         add(&self.begun, 1);
         if self.watched.get() == 0 {
             return io;
         }
         Box::pin(async move {
             let begun = reactor::now();
-            let result: Result<T, BlockError> = io.await;
+            let result = io.await;
             let taken = &self.taken[kind as usize];
             let Taken { count, ns } = taken.get();
             let took = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);

@@ -12,8 +12,8 @@ use crate::standing::Admitted;
 use crate::status::{ArrayEvent, ArrayStatus, MemberStatus};
 use levada_base::ids::Uuid;
 use levada_base::sync::queue;
-use levada_base::{Epoch, IoVec, IoVecMut};
-use levada_device::{BlockError, Device, DeviceInfo, Durability, Health, IoFuture};
+use levada_base::{Epoch, IoVec, IoVecMut, LentVec};
+use levada_device::{BlockError, Device, DeviceInfo, Durability, Health, IoFuture, LentFuture};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -308,6 +308,10 @@ impl Device for RaidArray {
     fn read(&self, at: u64, into: IoVecMut) -> IoFuture<'_, IoVecMut> {
         let io = Box::pin(self.engine.read(at, into, MemberSet::NONE));
         self.of_class(IoClass::Foreground, Kind::Read, io)
+    }
+
+    fn read_lent(&self, at: u64, into: LentVec) -> LentFuture<'_> {
+        self.engine.foreground.watch(Kind::Read, Box::pin(self.engine.read_lent(at, into)))
     }
 
     fn read_agreed(&self, at: u64, into: IoVecMut) -> IoFuture<'_, IoVecMut> {

@@ -342,7 +342,12 @@ impl Engine {
     }
 
     /// Who can be asked for a data chunk: its holder, or the idlest of the copies, slow ones last.
-    fn source(&self, stripe: u64, chunk: usize, avoid: MemberSet) -> Option<(Rc<Member>, Place)> {
+    pub fn source(
+        &self,
+        stripe: u64,
+        chunk: usize,
+        avoid: MemberSet,
+    ) -> Option<(Rc<Member>, Place)> {
         let at = |chunk: usize| {
             let place = self.layout.place(stripe, chunk);
             Some((self.holder(place, avoid)?, place))

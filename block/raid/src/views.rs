@@ -6,8 +6,11 @@
 use crate::array::{Array, ArrayGeometry, IoClass, MemberSet};
 use crate::pace::Foreground;
 use levada_base::buf::bytes_in;
-use levada_base::{Epoch, IoVec, IoVecMut};
-use levada_device::{BlockError, Device, DeviceInfo, Durability, Health, IoFuture, check_range};
+use levada_base::lent::bytes_lent;
+use levada_base::{Epoch, IoVec, IoVecMut, LentVec};
+use levada_device::{
+    BlockError, Device, DeviceInfo, Durability, Health, IoFuture, LentFuture, check_range,
+};
 use std::future::ready;
 use std::rc::Rc;
 
@@ -82,6 +85,13 @@ impl Device for StripeRange {
         match self.inside(at, bytes_in(&into)) {
             Ok(at) => self.array.read(at, into),
             Err(error) => refused(error),
+        }
+    }
+
+    fn read_lent(&self, at: u64, into: LentVec) -> LentFuture<'_> {
+        match self.inside(at, bytes_lent(&into)) {
+            Ok(at) => self.array.read_lent(at, into),
+            Err(_) => Box::pin(ready(false)),
         }
     }
 
@@ -224,6 +234,13 @@ impl Device for ByteRange {
         match check_range(&self.info, at, bytes_in(&into)) {
             Ok(()) => self.device.read(self.start + at, into),
             Err(error) => refused(error),
+        }
+    }
+
+    fn read_lent(&self, at: u64, into: LentVec) -> LentFuture<'_> {
+        match check_range(&self.info, at, bytes_lent(&into)) {
+            Ok(()) => self.device.read_lent(self.start + at, into),
+            Err(_) => Box::pin(ready(false)),
         }
     }
 

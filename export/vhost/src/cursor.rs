@@ -2,6 +2,7 @@
 
 use crate::memory::{Memory, Outside};
 use crate::ring::Span;
+use levada_base::LentVec;
 
 /// Where in some spans reading or writing goes on.
 pub(crate) struct Cursor<'a> {
@@ -41,6 +42,17 @@ impl<'a> Cursor<'a> {
             into = tail;
         }
         Ok(())
+    }
+
+    /// Lends the next `bytes` to be filled.
+    pub(crate) fn lend(&mut self, bytes: u64) -> Result<LentVec, Outside> {
+        let (mut lent, mut rest) = (LentVec::new(), bytes as usize);
+        while rest > 0 {
+            let Span { at, bytes } = self.step(rest)?;
+            self.memory.lend(at, bytes as usize, &mut lent)?;
+            rest -= bytes as usize;
+        }
+        Ok(lent)
     }
 
     pub(crate) fn write(&mut self, mut from: &[u8]) -> Result<(), Outside> {

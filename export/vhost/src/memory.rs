@@ -13,7 +13,9 @@
 use crate::fault::Guard;
 use crate::stranger::{Kind, Stranger};
 use levada_base::units::{round_down, round_up};
+use levada_base::{Lent, LentVec};
 use rustix::fs::{fstat, fstatfs};
+use std::any::Any;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
@@ -318,21 +320,40 @@ impl Memory {
         self.regions.iter().find(is_in)
     }
 
-    /// Where bytes at an address lie, and how many of at most `bytes` lie together.
+    /// Where bytes at an address lie, in which mapping, and how many of at most `bytes` lie together.
     #[inline]
-    fn run(&self, guest: u64, bytes: usize) -> Result<(NonNull<u8>, usize), Outside> {
+    fn run(&self, guest: u64, bytes: usize) -> Result<(NonNull<u8>, usize, &Rc<Mapping>), Outside> {
         let region = self.region(guest).ok_or(Outside)?;
         let offset = (guest - region.place.guest) as usize;
         let mapping = &region.mapping;
         // SAFETY: `offset` is within the region, and so inside the mapping.
         let start = unsafe { mapping.start.add(mapping.skip + offset) };
-        Ok((start, bytes.min(mapping.wanted - offset)))
+        Ok((start, bytes.min(mapping.wanted - offset), mapping))
+    }
+
+    /// Adds memory that is to be filled to `lent`.
+    pub(crate) fn lend(
+        &self,
+        mut guest: u64,
+        mut bytes: usize,
+        lent: &mut LentVec,
+    ) -> Result<(), Outside> {
+        while bytes > 0 {
+            let (start, len, mapping) = self.run(guest, bytes)?;
+            let keeper = Rc::clone(mapping) as Rc<dyn Any>;
+            // SAFETY: so many bytes lie behind `start` in the mapping, which is writable and kept; they are only ever copied to and from. The
+            // faults of pages that are gone are caught.
+            lent.push(unsafe { Lent::new(start, len, keeper) });
+            bytes -= len;
+            guest = guest.checked_add(len as u64).ok_or(Outside)?;
+        }
+        Ok(())
     }
 
     /// Copies bytes out. They may be changing: what was copied is some mixture then.
     pub(crate) fn read(&self, mut guest: u64, mut into: &mut [u8]) -> Result<(), Outside> {
         while !into.is_empty() {
-            let (from, bytes) = self.run(guest, into.len())?;
+            let (from, bytes, _) = self.run(guest, into.len())?;
             // SAFETY: `bytes` lie behind `from` in the mapping, and as many fit into `into`, which is not in it. The client may
             // write meanwhile; nothing is concluded from these bytes before they are copied.
             unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), into.as_mut_ptr(), bytes) };
@@ -345,7 +366,7 @@ impl Memory {
     /// Copies bytes in.
     pub(crate) fn write(&self, mut guest: u64, mut from: &[u8]) -> Result<(), Outside> {
         while !from.is_empty() {
-            let (into, bytes) = self.run(guest, from.len())?;
+            let (into, bytes, _) = self.run(guest, from.len())?;
             // SAFETY: as many bytes lie behind `into` in the mapping, and `from` is not in it. The client may look meanwhile; what
             // it sees is its own affair.
             unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), into.as_ptr(), bytes) };
@@ -397,5 +418,92 @@ pub(crate) mod crash {
             Err(crash) if crash.is::<Crash>() => None,
             Err(panic) => resume_unwind(panic),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use levada_base::lent::bytes_lent;
+    use levada_base::reactor::Reactor;
+    use levada_base::units::MIB;
+    use levada_device::{Device, FileDevice, Prepare, RamDevice};
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use std::os::fd::OwnedFd;
+
+    const PAGES: u64 = 4;
+
+    fn file() -> OwnedFd {
+        let file =
+            memfd_create(c"memory of a guest", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+                .expect("a memfd");
+        ftruncate(&file, PAGES * PAGE_BYTES).expect("room");
+        file
+    }
+
+    /// Two regions beside each other in the guest, of a file each, and a third one apart.
+    fn memory(files: &[OwnedFd; 3]) -> Memory {
+        let guest = [0, PAGES * PAGE_BYTES, 100 * PAGE_BYTES];
+        files.iter().zip(guest).fold(Memory::default(), |memory, (file, guest)| {
+            let file = Stranger::from(file.try_clone().expect("a descriptor"));
+            let place =
+                Place { guest, bytes: PAGES * PAGE_BYTES, user: 1 << 40 | guest, offset: 0 };
+            memory.with(place, file).expect("mapped")
+        })
+    }
+
+    fn lend(memory: &Memory, guest: u64, pages: u64) -> Result<LentVec, Outside> {
+        let mut lent = LentVec::new();
+        memory.lend(guest, (pages * PAGE_BYTES) as usize, &mut lent).map(|()| lent)
+    }
+
+    /// The first byte of so many pages.
+    fn pages(memory: &Memory, guest: u64, count: u64) -> Vec<u8> {
+        let first = |page: u64| {
+            let mut byte = [0];
+            memory.read(guest + page * PAGE_BYTES, &mut byte).expect("inside");
+            byte[0]
+        };
+        (0..count).map(first).collect()
+    }
+
+    #[test]
+    fn what_is_lent_lies_where_the_guest_said() {
+        let memory = memory(&[file(), file(), file()]);
+        let lent = lend(&memory, 3 * PAGE_BYTES, 2).expect("inside, in two regions");
+        assert_eq!((lent.len(), bytes_lent(&lent)), (2, 2 * PAGE_BYTES));
+        lent[0].put(&[1; PAGE_BYTES as usize]);
+        lent[1].put(&[2; PAGE_BYTES as usize]);
+        assert_eq!(pages(&memory, 2 * PAGE_BYTES, 4), [0, 1, 2, 0]);
+        for (guest, pages) in [(7, 2), (8, 1), (99, 1), (99, 2), (103, 2), (u64::MAX >> 12, 1)] {
+            assert_eq!(lend(&memory, guest * PAGE_BYTES, pages).err(), Some(Outside), "{guest}");
+        }
+        // Also when the guest has taken it away.
+        drop(memory);
+        lent[0].clear();
+    }
+
+    /// No device, and so no drive of an array, is to blame for memory that is gone.
+    #[test]
+    fn memory_that_is_gone_is_no_fault_of_a_device() {
+        let dir = tempfile::tempdir().expect("a directory");
+        Reactor::new().expect("io_uring").block_on(async {
+            let path = dir.path().join("drive");
+            let drive = FileDevice::create(&path, MIB, Prepare::Zero).await.expect("a drive");
+            let ram = RamDevice::new("ram", MIB);
+            for is_ram in [false, true] {
+                let device: &dyn Device = if is_ram { &ram } else { &drive };
+                let files = [file(), file(), file()];
+                let memory = memory(&files);
+                assert!(device.read_lent(0, lend(&memory, 0, 8).expect("inside")).await);
+                ftruncate(&files[1], PAGE_BYTES).expect("shortened");
+                let is_read = device.read_lent(0, lend(&memory, 0, 8).expect("inside")).await;
+                // A copy finds zeroes there by now.
+                assert_eq!((is_read, memory.is_lost()), (is_ram, is_ram));
+                assert_eq!(device.health().read_errors, 0);
+                assert!(device.read_lent(0, lend(&memory, 0, 4).expect("inside")).await);
+                assert_eq!(memory.is_lost(), is_ram, "of others nothing is lost");
+            }
+        });
     }
 }

@@ -209,9 +209,7 @@ async fn read<V: Volume + ?Sized>(
     while rest > 0 {
         let bytes = rest.min(PIECE_BYTES);
         let room_taken = client.room.acquire(bytes).await;
-        for part in client.volume.read(at, bytes).await? {
-            into.write(&part)?;
-        }
+        client.volume.read_into(at, into.lend(bytes)?).await?;
         drop(room_taken);
         (at, rest) = (at + bytes, rest - bytes);
         pause(rest).await;

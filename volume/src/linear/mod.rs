@@ -22,8 +22,9 @@ use crate::array::ArrayVolume;
 use crate::gate::Gate;
 use crate::volume::{Extent, Shape, Volume, VolumeFuture, Zeroing};
 use futures_util::future::join_all;
-use levada_base::IoVec;
 use levada_base::buf::bytes_in;
+use levada_base::lent::{bytes_lent, cut_lent};
+use levada_base::{IoVec, LentVec};
 use levada_device::Durability;
 use levada_raid::{Array, StripeRange};
 use std::cell::RefCell;
@@ -153,6 +154,19 @@ impl Volume for LinearVolume {
             let _turn = self.gate.pass(at, bytes).await?;
             let read = async |part: Part| part.stripes.read(part.at, part.bytes).await;
             Ok(self.in_parts(at, bytes, read).await?.into_iter().flatten().collect())
+        })
+    }
+
+    fn read_into(&self, at: u64, into: LentVec) -> VolumeFuture<'_, ()> {
+        Box::pin(async move {
+            let bytes = bytes_lent(&into);
+            let _turn = self.gate.pass(at, bytes).await?;
+            let read = async |part: Part| {
+                let into = cut_lent(&into, part.of_request, part.bytes);
+                part.stripes.read_into(part.at, into).await
+            };
+            self.in_parts(at, bytes, read).await?;
+            Ok(())
         })
     }
 

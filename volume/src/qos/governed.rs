@@ -2,8 +2,9 @@
 
 use super::{Cost, Share};
 use crate::volume::{Extent, Shape, Volume, VolumeFuture, Zeroing};
-use levada_base::IoVec;
 use levada_base::buf::bytes_in;
+use levada_base::lent::bytes_lent;
+use levada_base::{IoVec, LentVec};
 use levada_device::Durability;
 
 /// A volume under a governor. Flushes and questions for extents are free: they would only keep others waiting.
@@ -49,6 +50,10 @@ impl<V: Volume> Volume for Governed<V> {
 
     fn read(&self, at: u64, bytes: u64) -> VolumeFuture<'_, IoVec> {
         self.in_turn(Cost::read(bytes), self.volume.read(at, bytes))
+    }
+
+    fn read_into(&self, at: u64, into: LentVec) -> VolumeFuture<'_, ()> {
+        self.in_turn(Cost::read(bytes_lent(&into)), self.volume.read_into(at, into))
     }
 
     fn write(&self, at: u64, from: IoVec, durability: Durability) -> VolumeFuture<'_, ()> {

@@ -8,6 +8,7 @@ mod away;
 mod basics;
 mod common;
 mod crash;
+mod lent;
 mod lives;
 mod model;
 mod neighbours;

@@ -3,9 +3,12 @@
 
 use levada_base::buf::bytes_in;
 use levada_base::ids::Uuid;
+use levada_base::lent::{Lender, bytes_lent, put_all};
 use levada_base::reactor;
-use levada_base::{Buf, BufMut, Epoch, IoVec, IoVecMut};
-use levada_device::{BlockError, Device, DeviceInfo, Durability, Health, IoFuture, check_range};
+use levada_base::{Buf, BufMut, Epoch, IoVec, IoVecMut, LentVec};
+use levada_device::{
+    BlockError, Device, DeviceInfo, Durability, Health, IoFuture, LentFuture, check_range,
+};
 use levada_raid::{Array, ArraySpec, IoClass, Level, MemberSpec, RaidArray};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -292,6 +295,18 @@ impl Device for TestDrive {
         })
     }
 
+    /// One that fails leaves rubbish.
+    fn read_lent(&self, at: u64, into: LentVec) -> LentFuture<'_> {
+        Box::pin(async move {
+            let bytes = bytes_lent(&into) as usize;
+            let read = self.read(at, BufMut::for_overwrite(bytes).into_vec()).await;
+            let is_read = read.is_ok();
+            let rubbish = || BufMut::copy_of(&vec![0xa5; bytes]).into_vec();
+            put_all(&into, &read.unwrap_or_else(|_| rubbish()));
+            is_read
+        })
+    }
+
     fn write(&self, at: u64, from: IoVec, durability: Durability) -> IoFuture<'_, ()> {
         let data = levada_base::buf::joined(&from);
         Box::pin(self.write_blocks(at, data, durability))
@@ -462,6 +477,19 @@ pub fn pattern(at: u64, bytes: usize, version: u64) -> Buf {
 pub async fn read(array: &dyn Device, at: u64, bytes: usize) -> Result<Vec<u8>, BlockError> {
     let parts = array.read(at, BufMut::for_overwrite(bytes).into_vec()).await?;
     Ok(levada_base::buf::joined(&parts))
+}
+
+/// As [`read`], straight into memory that is lent, of these parts; `None` where that cannot be.
+pub async fn read_lent(array: &dyn Device, at: u64, parts: &[usize]) -> Option<Vec<u8>> {
+    let bytes = parts.iter().sum();
+    let lender = Lender::new(bytes);
+    let mut start = 0;
+    let lent = parts.iter().map(|len| {
+        start += len;
+        lender.lend(start - len, *len)
+    });
+    let is_read = array.read_lent(at, lent.collect()).await;
+    is_read.then(|| lender.bytes())
 }
 
 /// As [`read`], from two copies.
