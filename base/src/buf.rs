@@ -239,8 +239,7 @@ enum Origin {
     Apart,
     /// The arena of the thread.
     Arena,
-    /// Another process. What is held keeps it in place.
-    #[allow(dead_code)] // held to be dropped
+    /// Another process, or several threads. What is held keeps it in place.
     Foreign(Box<dyn Any>),
 }
 
@@ -383,6 +382,16 @@ impl BufMut {
         buf
     }
 
+    /// The only view of memory that somebody else keeps.
+    ///
+    /// # Safety
+    ///
+    /// The bytes can be read and written to until `keeper` is dropped, and nobody else does either before this is a [`Buf`].
+    pub(crate) unsafe fn foreign(start: NonNull<u8>, len: usize, keeper: Box<dyn Any>) -> Self {
+        let region = Region::unregistered(start, len, Origin::Foreign(keeper));
+        Self { region: Rc::new(region), start: 0, len }
+    }
+
     /// Splits off and returns the first `at` bytes.
     ///
     /// # Panics
@@ -458,6 +467,14 @@ impl Buf {
         Self { region: Rc::new(region), start: 0, len }
     }
 
+    /// What keeps its memory, where that is not ours.
+    pub(crate) fn keeper(&self) -> Option<&dyn Any> {
+        match &self.region.origin {
+            Origin::Foreign(keeper) => Some(&**keeper),
+            Origin::Private | Origin::Apart | Origin::Arena => None,
+        }
+    }
+
     /// Where the bytes lie in the memory that this thread shares
     /// ([`crate::shared::share_buffers`]); `None` when they are not in it.
     #[must_use]
@@ -468,7 +485,8 @@ impl Buf {
         POOL.with_borrow(|pool| Some(pool.arena.as_ref()?.offset_of(self.as_ptr())))
     }
 
-    /// True for memory of another process, which may change it once it was told that nobody needs it.
+    /// True for memory of another process, which may change it once it was told that nobody needs it, and for what was handed over by another
+    /// thread ([`crate::Handed`]).
     #[must_use]
     pub fn is_foreign(&self) -> bool {
         matches!(self.region.origin, Origin::Foreign(_))

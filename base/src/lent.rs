@@ -3,6 +3,7 @@
 //! What always holds:
 //! - It is only written to, and never looked at: what lies there a moment later may be anything, and nothing can be concluded from it.
 //! - No reference to it is made, only raw pointers: two requests may name the same bytes.
+//! - It may be sent to another reactor, and filled from there.
 //! - It stays mapped for as long as a [`Lent`] of it is held, also by an operation of the kernel that nobody waits for any more.
 #![allow(unsafe_code)] // Memory that another process changes.
 
@@ -11,10 +12,13 @@ use std::any::Any;
 use std::cell::UnsafeCell;
 use std::fmt;
 use std::ptr::NonNull;
-use std::rc::Rc;
+use std::sync::Arc;
 
-/// A list of lent memory that is filled in order.
-pub type LentVec = SmallVec<[Lent; 4]>;
+/// A list of lent memory that is filled in order. Mostly it is one piece, and it is handed down a long way.
+pub type LentVec = SmallVec<[Lent; 1]>;
+
+/// What keeps memory mapped.
+pub type Keeper = Arc<dyn Any + Send + Sync>;
 
 /// Bytes of somebody else, to be filled.
 #[derive(Clone)]
@@ -22,8 +26,11 @@ pub struct Lent {
     start: NonNull<u8>,
     len: usize,
     #[allow(dead_code)] // held to be dropped
-    keeper: Rc<dyn Any>,
+    keeper: Keeper,
 }
+
+// SAFETY: it is an address to write to, which no thread has a reference to, and whose keeper may go anywhere.
+unsafe impl Send for Lent {}
 
 impl Lent {
     /// The `len` bytes from `start` on, which `keeper` keeps mapped.
@@ -33,7 +40,7 @@ impl Lent {
     /// Until the last clone of `keeper` is dropped the bytes can be written to, and nobody makes a reference to them. A page that is gone
     /// nevertheless is the business of whoever lends them, who catches its fault.
     #[must_use]
-    pub unsafe fn new(start: NonNull<u8>, len: usize, keeper: Rc<dyn Any>) -> Self {
+    pub unsafe fn new(start: NonNull<u8>, len: usize, keeper: Keeper) -> Self {
         Self { start, len, keeper }
     }
 
@@ -62,7 +69,7 @@ impl Lent {
     pub fn part(&self, start: usize, len: usize) -> Self {
         assert!(start <= self.len && len <= self.len - start, "{start}+{len} of {}", self.len);
         // SAFETY: inside, as just checked.
-        Self { start: unsafe { self.start.add(start) }, len, keeper: Rc::clone(&self.keeper) }
+        Self { start: unsafe { self.start.add(start) }, len, keeper: Arc::clone(&self.keeper) }
     }
 
     /// Fills its first bytes.
@@ -144,13 +151,18 @@ pub fn cut_lent(parts: &[Lent], at: u64, bytes: u64) -> LentVec {
 }
 
 /// Memory of this process to lend, for those who have none of another one: tests, and measurements.
-pub struct Lender(Rc<[UnsafeCell<u8>]>);
+pub struct Lender(Arc<Cells>);
+
+struct Cells(Box<[UnsafeCell<u8>]>);
+
+// SAFETY: threads that write to them at once leave some mixture, as with all that is lent.
+unsafe impl Sync for Cells {}
 
 impl Lender {
     /// `bytes`, at a multiple of nothing in particular.
     #[must_use]
     pub fn new(bytes: usize) -> Self {
-        Self((0..bytes).map(|_| UnsafeCell::new(0xee)).collect())
+        Self(Arc::new(Cells((0..bytes).map(|_| UnsafeCell::new(0xee)).collect())))
     }
 
     /// Lends `len` bytes from `start` on, which may be lent already.
@@ -160,17 +172,17 @@ impl Lender {
     /// When they are not inside.
     #[must_use]
     pub fn lend(&self, start: usize, len: usize) -> Lent {
-        let bytes = &self.0[start..start + len];
+        let bytes = &self.0.0[start..start + len];
         let at = NonNull::new(bytes.as_ptr().cast::<u8>().cast_mut()).expect("not at 0");
         // SAFETY: cells, to which nobody has a reference beyond them, and which the clone keeps.
-        unsafe { Lent::new(at, len, Rc::new(Rc::clone(&self.0))) }
+        unsafe { Lent::new(at, len, Arc::clone(&self.0) as Keeper) }
     }
 
     /// What lies there now.
     #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
         // SAFETY: what was lent is filled by this thread, or by the kernel at any moment: then it is some mixture.
-        self.0.iter().map(|cell| unsafe { cell.get().read_volatile() }).collect()
+        self.0.0.iter().map(|cell| unsafe { cell.get().read_volatile() }).collect()
     }
 }
 
@@ -213,7 +225,7 @@ mod tests {
     #[test]
     fn what_is_lent_is_kept() {
         let memory = Lender::new(8);
-        let weak = Rc::downgrade(&memory.0);
+        let weak = Arc::downgrade(&memory.0);
         let lent = memory.lend(0, 8).part(4, 4);
         drop(memory);
         assert!(weak.upgrade().is_some());

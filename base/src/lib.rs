@@ -7,6 +7,7 @@ pub mod buf;
 pub mod checksum;
 pub mod choices;
 mod errno;
+mod handed;
 pub mod ids;
 pub mod lent;
 pub mod meter;
@@ -22,6 +23,7 @@ pub mod units;
 
 pub use buf::{Buf, BufMut, IoVec, IoVecMut};
 pub use errno::HasErrno;
+pub use handed::Handed;
 pub use ids::Epoch;
 pub use lent::{Lent, LentVec};
 pub use range_locks::{RangeGuard, RangeLocks};

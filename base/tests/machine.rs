@@ -558,33 +558,73 @@ fn a_mailbox_takes_messages_from_many_threads() {
 
 #[test]
 fn two_reactors_talk_through_mailboxes() {
-    let (to_main, mut from_other) = mailbox_pair();
-    let other = std::thread::spawn(move || {
-        machine().block_on(async {
+    enum Message {
+        Hello(mailbox::Sender<u64>),
+        Number(u64),
+    }
+    machine().block_on(async {
+        let (to_main, mut from_other) = mailbox::channel().unwrap();
+        let other = reactor::beside("other", Duration::ZERO, move || async move {
             let (to_other, mut from_main) = mailbox::channel::<u64>().unwrap();
             to_main.send(Message::Hello(to_other)).ok().unwrap();
             while let Some(n) = from_main.recv().await {
                 to_main.send(Message::Number(n + 1)).ok().unwrap();
             }
         });
-    });
-    machine().block_on(async {
         let Some(Message::Hello(to_other)) = from_other.recv().await else { panic!("a hello") };
         for n in 0..200 {
             to_other.send(n).unwrap();
             let Some(Message::Number(answer)) = from_other.recv().await else { panic!("a number") };
             assert_eq!(answer, n + 1);
+            if n % 20 == 0 {
+                // Both sleep.
+                reactor::sleep(Duration::from_millis(2)).await;
+            }
         }
+        drop(to_other);
+        assert!(from_other.recv().await.is_none(), "it ends when nobody sends any more");
+        other.unwrap().join().unwrap();
     });
-    other.join().unwrap();
+}
 
-    enum Message {
-        Hello(mailbox::Sender<u64>),
-        Number(u64),
-    }
-    fn mailbox_pair() -> (mailbox::Sender<Message>, mailbox::Mailbox<Message>) {
-        mailbox::channel().unwrap()
-    }
+/// Several of one reactor share its bell, and each hears what is its own, whether the reactor sleeps, polls or is busy.
+#[test]
+fn mailboxes_of_one_reactor_are_each_heard() {
+    const EACH: u64 = 3000;
+    machine().block_on(async {
+        let heard = Rc::new(Cell::new(0));
+        let threads: Vec<_> = (0..4u64)
+            .map(|thread| {
+                let (sender, mut mailbox) = mailbox::channel::<u64>().unwrap();
+                let heard = Rc::clone(&heard);
+                let task = reactor::spawn(async move {
+                    let mut next = 0;
+                    while let Some(number) = mailbox.recv().await {
+                        assert_eq!(number, next, "in order");
+                        next += 1;
+                        heard.set(heard.get() + 1);
+                    }
+                    assert_eq!(next, EACH);
+                });
+                let sending = std::thread::spawn(move || {
+                    for number in 0..EACH {
+                        sender.send(number).unwrap();
+                        match number % 100 {
+                            0 => std::thread::sleep(Duration::from_micros(50 * thread)),
+                            1 => std::thread::yield_now(),
+                            _ => {}
+                        }
+                    }
+                });
+                (task, sending)
+            })
+            .collect();
+        for (task, sending) in threads {
+            task.await.unwrap();
+            sending.join().unwrap();
+        }
+        assert_eq!(heard.get(), 4 * EACH);
+    });
 }
 
 #[test]

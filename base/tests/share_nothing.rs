@@ -24,13 +24,18 @@ const IO_PATH: [&str; 14] = [
 ];
 
 /// Files where two threads meet, and what passes there.
-const MEETING_PLACES: [&str; 15] = [
+const MEETING_PLACES: [&str; 18] = [
     // A message to another core: its queue, and the bell that wakes a core that sleeps.
     "base/src/reactor/bell.rs",
     "base/src/reactor/mailbox.rs",
     "base/src/reactor/worker.rs",
+    // Starting a reactor on another thread.
+    "base/src/reactor/beside.rs",
     // A thread that carries sockets for a reactor: orders to it, results from it, and who of both sleeps.
     "base/src/reactor/carrier.rs",
+    // What goes from a reactor to another one: memory to be filled, and what was filled.
+    "base/src/lent.rs",
+    "base/src/handed.rs",
     // A number for each ring, when it is made.
     "base/src/reactor/ring.rs",
     // Two processes of one machine: the counts of a pipe in memory that both have mapped.

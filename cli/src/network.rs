@@ -9,7 +9,8 @@ pub struct NetworkArgs {
     pub network_cores: usize,
 }
 
-fn parse_cores(text: &str) -> Result<usize, String> {
+/// A count of threads that take work off the one that serves.
+pub fn parse_cores(text: &str) -> Result<usize, String> {
     let cores = text.parse().ok().filter(|cores| *cores <= levada_spec::NETWORK_CORES_MAX);
     cores.ok_or_else(|| format!("0 to {}", levada_spec::NETWORK_CORES_MAX))
 }

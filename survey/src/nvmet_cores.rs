@@ -70,7 +70,7 @@ fn taken(effort: Effort, rate: Rate, opcode: IoOpcode) -> Result<Taken> {
 }
 
 fn serve(dir: &Path, network_cores: usize) -> Result<Served> {
-    Served::start(dir, Serving { spin: Duration::ZERO, network_cores }, async || {
+    Served::start(dir, Serving { spin: Duration::ZERO, network_cores, ring_cores: 0 }, async || {
         let volume: Rc<dyn Volume> = Rc::new(NullVolume::new(VOLUME_BYTES));
         Ok(Volumes::from([(VOLUME.to_owned(), volume)]))
     })

@@ -55,12 +55,13 @@ pub(crate) struct Served {
 pub(crate) struct Serving {
     pub spin: Duration,
     pub network_cores: usize,
+    pub ring_cores: usize,
 }
 
 /// As `levada array serve` does unless told otherwise.
 impl Default for Serving {
     fn default() -> Self {
-        Self { spin: SPIN, network_cores: 0 }
+        Self { spin: SPIN, network_cores: 0, ring_cores: 0 }
     }
 }
 
@@ -82,10 +83,12 @@ impl Served {
             reactor.set_spin(serving.spin);
             reactor.block_on(async {
                 reactor::carry_sockets(serving.network_cores)?;
+                let rings = vhost::RingCores::start(serving.ring_cores)?;
                 let volumes = make().await?;
                 let mut disks = Vec::new();
                 for (name, volume) in &volumes {
-                    let options = vhost::Options::default();
+                    let cores = rings.clone();
+                    let options = vhost::Options { cores, ..vhost::Options::default() };
                     let (at, volume) = (vhost_socket(&at, name), Rc::clone(volume));
                     disks.push(vhost::Server::listen(&at, volume, options).await?);
                 }

@@ -258,4 +258,4 @@ impl<A: Array> Volume for ArrayVolume<A> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

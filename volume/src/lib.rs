@@ -7,6 +7,7 @@
 //! - `linear`: a volume that is stripes of an array; the pool of all of them, and its table.
 //! - `model`: what tests compare every kind of volume with.
 //! - `written_through`: a volume whose changes are durable when they are answered.
+//! - `far`: a volume of another reactor of this process.
 //! - `qos`: caps and guarantees; a volume whose requests wait for their turn.
 //!
 //! What always holds:
@@ -18,6 +19,7 @@
 mod array;
 mod catalogue;
 mod error;
+mod far;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
 mod gate;
@@ -34,6 +36,7 @@ mod written_through;
 pub use array::ArrayVolume;
 pub use catalogue::{Catalogue, Settled};
 pub use error::VolumeError;
+pub use far::{FarVolume, KnownSize, Way};
 pub use linear::{LinearVolume, Pool, PoolError, TableFault};
 pub use name::{NameError, SnapshotName, SnapshotNameError, Tenant, VolumeName};
 pub use order::{

@@ -2,7 +2,7 @@
 
 use crate::VolumeError;
 use levada_base::lent::{bytes_lent, put_all};
-use levada_base::{IoVec, LentVec};
+use levada_base::{BufMut, IoVec, LentVec};
 use levada_device::Durability;
 use std::future::Future;
 use std::pin::Pin;
@@ -65,6 +65,12 @@ pub trait Volume {
         })
     }
 
+    /// A buffer of which a write is carried out without a copy; its contents are old and must all be overwritten. Others are as good, but may be
+    /// copied.
+    fn buffer(&self, bytes: usize) -> BufMut {
+        BufMut::for_overwrite(bytes)
+    }
+
     /// Writes `from` at `at`. The buffers must not change meanwhile, which `Buf` guarantees.
     fn write(&self, at: u64, from: IoVec, durability: Durability) -> VolumeFuture<'_, ()>;
 
@@ -98,6 +104,10 @@ impl<V: Volume + ?Sized> Volume for Rc<V> {
 
     fn read_into(&self, at: u64, into: LentVec) -> VolumeFuture<'_, ()> {
         (**self).read_into(at, into)
+    }
+
+    fn buffer(&self, bytes: usize) -> BufMut {
+        (**self).buffer(bytes)
     }
 
     fn write(&self, at: u64, from: IoVec, durability: Durability) -> VolumeFuture<'_, ()> {

@@ -1,19 +1,62 @@
-//! A bell that other threads ring to wake a reactor: an eventfd that the ring polls.
+//! A bell that other threads ring to make a task look again.
 //!
-//! Ringing costs a system call only when somebody listens.
-#![allow(unsafe_code)] // eventfd(2), and 8 bytes read from and written to it.
+//! The reactor looks whether it was rung wherever it looks at its own ring; one that sleeps has itself woken by an eventfd. So ringing
+//! costs a system call only when the whole reactor sleeps.
+#![allow(unsafe_code)] // eventfd(2): 8 bytes written to it.
 
-use super::fd::poll_fd;
+use super::Core;
+use super::ring::Watched;
+use std::cell::RefCell;
+use std::future::poll_fn;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::rc::Rc;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::task::{Poll, Waker};
+
+/// One side's sleep, and how the other one ends it.
+pub(super) struct Sleep {
+    is_asleep: AtomicBool,
+    eventfd: Arc<OwnedFd>,
+}
+
+impl Sleep {
+    /// Of somebody who is awake, and who hears of `eventfd` when he sleeps.
+    pub(super) fn new(eventfd: Arc<OwnedFd>) -> Self {
+        Self { is_asleep: AtomicBool::new(false), eventfd }
+    }
+
+    /// Says that it is about to sleep. It looks once more after that: either this sees what others did, or they see this.
+    pub(super) fn falls_asleep(&self) {
+        self.is_asleep.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    pub(super) fn is_awake(&self) {
+        self.is_asleep.store(false, Ordering::Relaxed);
+    }
+
+    /// Wakes it, if it sleeps. What it shall see has been done.
+    pub(super) fn wake(&self) {
+        fence(Ordering::SeqCst);
+        if self.is_asleep.load(Ordering::Relaxed) && self.is_asleep.swap(false, Ordering::Relaxed) {
+            let one = 1u64;
+            // SAFETY: writes 8 bytes from a live value. It fails only when the counter is full, and then it is awake.
+            unsafe { libc::write(self.eventfd.as_raw_fd(), (&raw const one).cast(), 8) };
+        }
+    }
+
+    /// Where it hears that it is woken.
+    pub(super) fn eventfd(&self) -> &OwnedFd {
+        &self.eventfd
+    }
+}
 
 struct Shared {
-    eventfd: OwnedFd,
-    /// A listener checks once more after it set this, so no ring between check and sleep is lost.
-    listening: AtomicBool,
+    /// Since the listener looked the last time.
+    is_rung: AtomicBool,
+    sleep: Sleep,
 }
 
 /// The side of other threads.
@@ -21,58 +64,65 @@ struct Shared {
 pub(super) struct Bell(Arc<Shared>);
 
 /// The reactor's side.
-pub(super) struct Listener {
+pub(super) struct Listener(Rc<Listening>);
+
+struct Listening {
     shared: Arc<Shared>,
-    /// The same eventfd under a second descriptor, which the ring's operations may hold on to.
-    eventfd: Rc<OwnedFd>,
+    /// Who waits, if it does.
+    waiting: RefCell<Option<Waker>>,
 }
 
+/// A bell for this thread's reactor.
 pub(super) fn new() -> io::Result<(Bell, Listener)> {
-    // SAFETY: no memory is involved.
-    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel just made this descriptor for us.
-    let eventfd = unsafe { OwnedFd::from_raw_fd(fd) };
-    let ours = Rc::new(eventfd.try_clone()?);
-    let shared = Arc::new(Shared { eventfd, listening: AtomicBool::new(false) });
-    Ok((Bell(Arc::clone(&shared)), Listener { shared, eventfd: ours }))
+    let ring = Core::current_ring();
+    let sleep = Sleep::new(ring.bell()?);
+    let shared = Arc::new(Shared { is_rung: AtomicBool::new(false), sleep });
+    let listening = Rc::new(Listening { shared: Arc::clone(&shared), waiting: RefCell::default() });
+    let watched: Weak<dyn Watched> = Rc::downgrade(&listening) as _;
+    ring.watch(watched);
+    Ok((Bell(shared), Listener(listening)))
 }
 
 impl Bell {
     /// Makes the listener look again. What it shall see must have happened before.
     pub(super) fn ring(&self) {
-        // Sequentially consistent here and in `until`: either this sees the flag, or the
-        // listener's second look sees what happened before this.
-        if self.0.listening.swap(false, Ordering::SeqCst) {
-            let one = 1u64;
-            // SAFETY: writes 8 bytes from a live value. It fails only when the counter is full,
-            // and then the listener is awake.
-            unsafe { libc::write(self.0.eventfd.as_raw_fd(), (&raw const one).cast(), 8) };
-        }
+        self.0.is_rung.store(true, Ordering::Release);
+        self.0.sleep.wake();
     }
 }
 
 impl Listener {
     /// Waits until `ready` gives a value; asks again whenever the bell rings.
     pub(super) async fn until<T>(&self, mut ready: impl FnMut() -> Option<T>) -> T {
+        let Listening { shared, waiting } = &*self.0;
         loop {
+            // First, so that what happens from here on makes it look again. A look that finds a ring heard before costs nothing else.
+            shared.is_rung.swap(false, Ordering::AcqRel);
             if let Some(value) = ready() {
                 return value;
             }
-            self.shared.listening.store(true, Ordering::SeqCst);
-            std::sync::atomic::fence(Ordering::SeqCst);
-            if let Some(value) = ready() {
-                self.shared.listening.store(false, Ordering::SeqCst);
-                return value;
-            }
-            // A poll takes nothing from the counter, so one that was cancelled steals no ring.
-            // It fails only when it is cancelled with its reactor.
-            let _ = poll_fd(&self.eventfd, libc::POLLIN).await;
-            let mut count = 0u64;
-            // SAFETY: reads 8 bytes into a live value; never blocks.
-            unsafe { libc::read(self.eventfd.as_raw_fd(), (&raw mut count).cast(), 8) };
+            poll_fn(|cx| {
+                if shared.is_rung.load(Ordering::Acquire) {
+                    return Poll::Ready(());
+                }
+                *waiting.borrow_mut() = Some(cx.waker().clone());
+                Poll::Pending
+            })
+            .await;
         }
+    }
+}
+
+impl Watched for Listening {
+    fn look(&self) -> bool {
+        self.shared.is_rung.load(Ordering::Acquire)
+            && self.waiting.take().is_some_and(|waker| {
+                waker.wake();
+                true
+            })
+    }
+
+    fn sleeps(&self, sleeps: bool) {
+        if sleeps { self.shared.sleep.falls_asleep() } else { self.shared.sleep.is_awake() }
     }
 }

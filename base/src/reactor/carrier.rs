@@ -12,16 +12,16 @@
 //! - Who waits for nothing sleeps: either side polls for a moment, and then has itself woken by an eventfd.
 #![allow(unsafe_code)] // io_uring on another thread; eventfd(2).
 
+use super::bell::Sleep;
+use super::beside::without_signals;
 use super::operations::{Op, Operations, Submitter};
 use super::ring::{SPIN, Watched, enter_flags, uring};
 use io_uring::{IoUring, opcode, squeue, types};
 use std::cell::{Cell, RefCell};
 use std::io;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -44,38 +44,6 @@ enum Order {
 // SAFETY: an entry is plain numbers. Its addresses are used by the kernel alone, and what they point to is kept by who sends it.
 unsafe impl Send for Order {}
 
-/// One side's sleep, and how the other one ends it.
-struct Sleep {
-    is_asleep: AtomicBool,
-    bell: OwnedFd,
-}
-
-impl Sleep {
-    fn new(bell: OwnedFd) -> Self {
-        Self { is_asleep: AtomicBool::new(false), bell }
-    }
-
-    /// Says that it is about to sleep. It looks once more after that: either this sees what others did, or they see this.
-    fn falls_asleep(&self) {
-        self.is_asleep.store(true, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-    }
-
-    fn is_awake(&self) {
-        self.is_asleep.store(false, Ordering::Relaxed);
-    }
-
-    /// Wakes it, if it sleeps. What it shall see has been done.
-    fn wake(&self) {
-        fence(Ordering::SeqCst);
-        if self.is_asleep.load(Ordering::Relaxed) && self.is_asleep.swap(false, Ordering::Relaxed) {
-            let one = 1u64;
-            // SAFETY: writes 8 bytes from a live value. It fails only when the counter is full, and then it is awake.
-            unsafe { libc::write(self.bell.as_raw_fd(), (&raw const one).cast(), 8) };
-        }
-    }
-}
-
 /// Wakes a reactor when this goes, and so does its carrier.
 struct Woken(Arc<Sleep>);
 
@@ -83,20 +51,6 @@ impl Drop for Woken {
     fn drop(&mut self) {
         self.0.wake();
     }
-}
-
-/// Has `start` start a thread in which all signals are blocked.
-fn without_signals<T>(start: impl FnOnce() -> T) -> T {
-    let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
-    // SAFETY: the first call fills `all`, which the second reads; that one fills `before`.
-    unsafe {
-        libc::sigfillset(all.as_mut_ptr());
-        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
-    }
-    let started = start();
-    // SAFETY: filled by the call above, which cannot fail.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
-    started
 }
 
 /// A carrier, as its reactor has it.
@@ -113,7 +67,7 @@ pub(super) struct Carrier {
 
 impl Carrier {
     /// Starts a carrier for a reactor that `bell` wakes.
-    pub fn start(number: usize, bell: OwnedFd) -> io::Result<Rc<Self>> {
+    pub fn start(number: usize, bell: Arc<OwnedFd>) -> io::Result<Rc<Self>> {
         let (orders, received) = mpsc::channel();
         let (told, results) = mpsc::channel();
         // SAFETY: no memory is involved.
@@ -122,7 +76,7 @@ impl Carrier {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: the kernel just made this descriptor for us.
-        let theirs = Arc::new(Sleep::new(unsafe { OwnedFd::from_raw_fd(fd) }));
+        let theirs = Arc::new(Sleep::new(Arc::new(unsafe { OwnedFd::from_raw_fd(fd) })));
         let ours = Arc::new(Sleep::new(bell));
         let (started, is_started) = mpsc::channel();
         let thread = {
@@ -140,7 +94,6 @@ impl Carrier {
                 carrying.run();
             };
             let named = std::thread::Builder::new().name(format!("carrier-{number}"));
-            // Signals are for who asks for them, maybe later: one that reached this thread would end the process.
             without_signals(|| named.spawn(carry))?
         };
         is_started.recv().map_err(|_| io::Error::other("a carrier has not started"))??;
@@ -280,7 +233,7 @@ impl Carrying {
 
     /// Every ring of the bell is a completion of its own, so nothing need be read from it.
     fn listen(&mut self) {
-        let bell = types::Fd(self.mine.bell.as_raw_fd());
+        let bell = types::Fd(self.mine.eventfd().as_raw_fd());
         let poll = opcode::PollAdd::new(bell, libc::POLLIN as u32).multi(true).build();
         self.push(&poll.user_data(BELL));
     }

@@ -21,11 +21,11 @@ pub struct Mailbox<T> {
     listener: Listener,
 }
 
-/// Makes both sides.
+/// Makes both sides; messages go to this thread's reactor.
 ///
 /// # Errors
 ///
-/// When the system gives no eventfd.
+/// When the system gives no eventfd, of which a reactor needs one for all its mailboxes.
 pub fn channel<T: Send>() -> io::Result<(Sender<T>, Mailbox<T>)> {
     let (sender, receiver) = mpsc::channel();
     let (bell, listener) = bell::new()?;

@@ -14,6 +14,7 @@
 
 mod aside;
 mod bell;
+mod beside;
 mod carrier;
 mod fd;
 pub mod fs;
@@ -29,6 +30,7 @@ mod time;
 pub mod worker;
 
 pub use aside::aside;
+pub use beside::beside;
 pub use fd::Fd;
 pub use registered::Registered;
 pub use ring::Watched;

@@ -19,6 +19,7 @@ use std::cell::{Cell, RefCell};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::{Duration, Instant};
 
@@ -64,7 +65,7 @@ pub(super) struct Ring {
     spin_pause: Cell<(u32, u32)>,
     watched: RefCell<Vec<Weak<dyn Watched>>>,
     /// Rung by others when they have changed what is watched and this reactor sleeps.
-    bell: RefCell<Option<OwnedFd>>,
+    bell: RefCell<Option<Arc<OwnedFd>>>,
 }
 
 /// An io_uring for the thread that calls.
@@ -130,11 +131,11 @@ impl Ring {
         self.watched.borrow_mut().push(watched);
     }
 
-    /// Rung, it wakes this reactor.
-    pub(super) fn bell(&self) -> io::Result<OwnedFd> {
+    /// Rung, it wakes this reactor. It can fail the first time only.
+    pub(super) fn bell(&self) -> io::Result<Arc<OwnedFd>> {
         let mut bell = self.bell.borrow_mut();
         if let Some(bell) = &*bell {
-            return bell.try_clone();
+            return Ok(Arc::clone(bell));
         }
         // SAFETY: no memory is involved.
         let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
@@ -142,11 +143,10 @@ impl Ring {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: the kernel just made this descriptor for us.
-        let eventfd = unsafe { OwnedFd::from_raw_fd(fd) };
-        let theirs = eventfd.try_clone()?;
+        let eventfd = Arc::new(unsafe { OwnedFd::from_raw_fd(fd) });
         self.listen(&eventfd);
-        *bell = Some(eventfd);
-        Ok(theirs)
+        *bell = Some(Arc::clone(&eventfd));
+        Ok(eventfd)
     }
 
     /// Every ring is an event of its own, so nothing need be read from the bell.

@@ -5,7 +5,7 @@ mod work;
 
 pub use work::status_of;
 
-use crate::network::NetworkArgs;
+use crate::network::{NetworkArgs, parse_cores};
 use crate::out::say;
 use anyhow::Result;
 use clap::{Args, Subcommand};
@@ -249,6 +249,10 @@ pub struct ServeArgs {
     nvme_tls_only: bool,
     #[command(flatten)]
     network: NetworkArgs,
+    /// Cores beside its own that serve the queues of virtual machines (--vhost): worth it where the one core that serves is busy, and others
+    /// are not
+    #[arg(long, value_name = "COUNT", default_value_t = 0, value_parser = parse_cores, requires = "vhost")]
+    ring_cores: usize,
     #[command(flatten)]
     pace: PaceArgs,
     /// Read members that are much slower than the others like these; else reads do without them where redundancy allows
@@ -353,6 +357,7 @@ fn serve(args: &ServeArgs) -> Result<()> {
         tls: args.tls.clone(),
         verify_clients: args.verify_clients,
         network_cores: args.network.network_cores,
+        ring_cores: args.ring_cores,
     };
     levada_array::serve(&keeping, &shows, |status, shown| {
         let pool = status

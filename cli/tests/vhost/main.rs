@@ -30,24 +30,24 @@ const DRIVES: [&str; 6] = ["d0", "d1", "d2", "d3", "d4", "d5"];
 const SOCKET: &str = "vm.sock";
 const SLOT_SECTORS: u64 = SLOT_BYTES as u64 / 512;
 
-fn served() -> Box {
+fn served(ring_cores: &str) -> Box {
     let mut array = Box::new();
     for drive in DRIVES {
         array.drive(drive, 64 << 20);
     }
     array.ok(&[&["create", "vol", "--level", "6"][..], &DRIVES].concat());
-    serve(&mut array);
+    serve(&mut array, ring_cores);
     array
 }
 
-fn serve(array: &mut Box) {
+fn serve(array: &mut Box, ring_cores: &str) {
     let socket = array.path(SOCKET).display().to_string();
-    array.serve_as(&["--vhost", &socket], SOCKET, &DRIVES);
+    array.serve_as(&["--vhost", &socket, "--ring-cores", ring_cores], SOCKET, &DRIVES);
 }
 
 #[test]
 fn an_array_is_shown_to_a_guest() {
-    let mut array = served();
+    let mut array = served("0");
     let status = array.json(&[&["show"][..], &DRIVES].concat());
     let socket = array.path(SOCKET).display().to_string();
     assert_eq!(status["open_by"]["vhost"], serde_json::json!([socket]));
@@ -100,10 +100,9 @@ fn linear_volumes_are_shown_to_guests() {
 
 /// A guest that writes all the time, and whose back end is killed again and again: every request is answered once, and what
 /// was answered is there.
-#[test]
-fn a_guest_loses_no_request_when_the_program_is_killed() {
+fn loses_no_request(ring_cores: &str) {
     const ROUNDS: u8 = 8;
-    let mut array = served();
+    let mut array = served(ring_cores);
     let socket = array.path(SOCKET);
     let mut guest = Guest::new();
     let mut notes = None;
@@ -145,10 +144,10 @@ fn a_guest_loses_no_request_when_the_program_is_killed() {
         wait_until("its desk is closed", || {
             array.run(&[&["show"][..], &DRIVES].concat()).status.success()
         });
-        serve(&mut array);
+        serve(&mut array, ring_cores);
     }
     array.stop();
-    serve(&mut array);
+    serve(&mut array, ring_cores);
     let mut reader = Guest::new();
     let _front_end = reader.connect(&socket);
     for slot in 0..SLOTS {
@@ -161,8 +160,18 @@ fn a_guest_loses_no_request_when_the_program_is_killed() {
 }
 
 #[test]
+fn a_guest_loses_no_request_when_the_program_is_killed() {
+    loses_no_request("0");
+}
+
+#[test]
+fn a_guest_loses_no_request_when_cores_for_its_rings_are_killed_too() {
+    loses_no_request("2");
+}
+
+#[test]
 fn a_socket_that_is_served_is_not_taken() {
-    let mut array = served();
+    let mut array = served("0");
     let other = Box::new();
     for drive in DRIVES {
         other.drive(drive, 64 << 20);

@@ -40,6 +40,8 @@ pub struct Shows {
     pub verify_clients: bool,
     /// Cores beside the array's own that carry connections, also those to remote drives.
     pub network_cores: usize,
+    /// Cores beside the array's own that serve the rings of guests.
+    pub ring_cores: usize,
 }
 
 impl Shows {
@@ -198,19 +200,24 @@ impl Shown {
             };
             self.servers.push(Server::listen(address, exports, tls.clone())?);
         }
+        let cores = match shows.vhost.is_empty() {
+            true => None,
+            false => vhost::RingCores::start(shows.ring_cores)
+                .map_err(ArrayError::system("start threads for rings"))?,
+        };
         let volume = match what {
             What::Whole(volume) => volume,
             What::Pool(volumes) => {
                 for at in &shows.vhost {
-                    self.begin_directory(absolute(at)?, Rc::clone(&volumes))?;
+                    self.begin_directory(absolute(at)?, Rc::clone(&volumes), cores.clone())?;
                 }
                 return Ok(());
             }
         };
         for at in &shows.vhost {
             let at = absolute(at)?;
-            let options =
-                vhost::Options { serial: self.export.clone(), ..vhost::Options::default() };
+            let (serial, cores) = (self.export.clone(), cores.clone());
+            let options = vhost::Options { serial, cores, ..vhost::Options::default() };
             let listening = vhost::Server::listen(&at, Rc::clone(&volume), options);
             self.vhost.push(listening.await?);
         }
@@ -220,8 +227,13 @@ impl Shown {
         Ok(())
     }
 
-    fn begin_directory(&mut self, at: PathBuf, volumes: Rc<Volumes>) -> Result<(), ArrayError> {
-        let directory = vhost::Directory::new(at.clone(), volumes)
+    fn begin_directory(
+        &mut self,
+        at: PathBuf,
+        volumes: Rc<Volumes>,
+        cores: Option<Rc<vhost::RingCores>>,
+    ) -> Result<(), ArrayError> {
+        let directory = vhost::Directory::new(at.clone(), volumes, cores)
             .map_err(|source| ArrayError::SocketDirectory { at, source })?;
         let directory = Rc::new(directory);
         let running = Rc::clone(&directory);

@@ -15,7 +15,7 @@ use levada_export_nbd::{Address, AddressError, Exports, ListenError, Server, Tls
 use levada_export_nvmet::{
     self as nvmet, AnaState, Follower, Hosts, KeepError, Loss, Nqn, Opened, VolumeShown,
 };
-use levada_export_vhost::{Directory, Disks};
+use levada_export_vhost::{Directory, Disks, RingCores};
 use levada_spec::{ExportWay, Loaded};
 use levada_volume::{
     NameError, OrderError, SnapshotName, Tenant, Volume, VolumeName, VolumeRow, WrittenThrough,
@@ -296,6 +296,8 @@ pub struct Exporter {
     cluster: String,
     exports: Vec<Export>,
     volumes: Rc<Volumes>,
+    /// For the rings of guests, if they are to be served elsewhere.
+    rings: Option<Rc<RingCores>>,
     /// Nobody is answered any more.
     loss: Cell<Option<Loss>>,
 }
@@ -303,7 +305,7 @@ pub struct Exporter {
 impl Exporter {
     /// Those of a cluster file; none has begun.
     #[must_use]
-    pub fn new(loaded: &Loaded, volumes: Rc<Volumes>) -> Rc<Self> {
+    pub fn new(loaded: &Loaded, volumes: Rc<Volumes>, rings: Option<Rc<RingCores>>) -> Rc<Self> {
         let exports = loaded.cluster.exports.iter().map(|spec| Export {
             tenant: spec.tenant.clone(),
             way: absolute(&spec.way, loaded),
@@ -313,7 +315,8 @@ impl Exporter {
             }),
         });
         let cluster = loaded.cluster.name.clone();
-        Rc::new(Self { cluster, exports: exports.collect(), volumes, loss: Cell::default() })
+        let (exports, loss) = (exports.collect(), Cell::default());
+        Rc::new(Self { cluster, exports, volumes, rings, loss })
     }
 
     /// Begins all of them, and tries again those that could not.
@@ -382,7 +385,8 @@ impl Exporter {
             ExportWay::Vhost { directory } => {
                 let failed =
                     |source| ExportError::Directory { directory: directory.clone(), source };
-                let sockets = Directory::new(directory.clone(), Rc::new(volumes));
+                let sockets =
+                    Directory::new(directory.clone(), Rc::new(volumes), self.rings.clone());
                 let sockets = Rc::new(sockets.map_err(failed)?);
                 let running = Rc::clone(&sockets);
                 let running = reactor::spawn(async move { running.run().await });

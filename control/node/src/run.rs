@@ -20,6 +20,7 @@ use levada_client::{Client, ClientConfig, housekeeper, placement};
 use levada_desk::{self as desk, Clerk};
 use levada_device::BlockError;
 use levada_export_nvmet::Loss;
+use levada_export_vhost::RingCores;
 use levada_spec::Loaded;
 use levada_wire::channel::ChannelError;
 use levada_wire::frame::Class;
@@ -139,6 +140,8 @@ async fn serve(
         options;
     reactor::carry_sockets(loaded.cluster.network_cores)
         .context("cannot start the threads of `network_cores` in [cluster]")?;
+    let rings = RingCores::start(loaded.cluster.ring_cores)
+        .context("cannot start the threads of `ring_cores` in [cluster]")?;
     let source = Rc::new(FileDrives::new(loaded.clone(), state.clone()));
     let starting = async {
         let (listener, address) = listen(&loaded, &state).await?;
@@ -202,7 +205,7 @@ async fn serve(
     let volumes = Volumes::new(Rc::clone(&cluster), &address, Some(state.clone()));
     cluster.router.insert(TURNS, TenantTurns::new(&volumes));
     reactor::spawn_in(&services, Rc::clone(&volumes).bury_last());
-    let exports = Exporter::new(&loaded, Rc::clone(&volumes));
+    let exports = Exporter::new(&loaded, Rc::clone(&volumes), rings);
     reactor::spawn_in(&services, Rc::clone(&exports).run());
     let shut_out = when_shut_out(Rc::clone(&cluster), Rc::clone(&changed));
     let taken = when_taken(Rc::clone(&cluster), Rc::clone(&changed));

@@ -89,6 +89,7 @@ impl ClusterFile {
             state_dir: "state".into(),
             power_fence: None,
             network_cores: 0,
+            ring_cores: 0,
             hosts: Vec::new(),
             enclosures: (0..BOX_ENCLOSURES)
                 .map(|i| EnclosureSpec { name: format!("e{i}"), host: None, url: None })

@@ -27,6 +27,8 @@ pub const ARRAY_DRIVES_MAX: usize = 55;
 
 /// The most cores that carry connections of one process.
 pub const NETWORK_CORES_MAX: usize = 64;
+/// The most cores that serve the rings of guests of one process.
+pub const RING_CORES_MAX: usize = 64;
 
 /// A whole cluster file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,6 +41,8 @@ pub struct ClusterFile {
     pub power_fence: Option<String>,
     /// Cores beside the node's own that carry the connections of exports, clients and remote drives.
     pub network_cores: usize,
+    /// Cores beside the node's own that serve the rings of guests.
+    pub ring_cores: usize,
     /// The machines; empty means "the machine that reads this file".
     pub hosts: Vec<HostSpec>,
     /// Groups of drives that fail together, in file order.

@@ -54,6 +54,9 @@ impl ClusterFile {
         if self.network_cores > 0 {
             writeln!(out, "network_cores = {}", self.network_cores)?;
         }
+        if self.ring_cores > 0 {
+            writeln!(out, "ring_cores = {}", self.ring_cores)?;
+        }
         for host in &self.hosts {
             let addresses: Vec<String> =
                 host.addresses.iter().map(|address| quoted(address)).collect();

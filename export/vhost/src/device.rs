@@ -12,6 +12,7 @@ use crate::stranger::{Kind, Stranger};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// Why a message is refused.
 #[derive(Debug, thiserror::Error)]
@@ -46,8 +47,8 @@ pub(crate) struct Vring {
     pub is_started: bool,
     is_enabled: bool,
     pub kick: Option<Rc<Kick>>,
-    pub call: Option<Rc<Signal>>,
-    pub err: Option<Rc<Signal>>,
+    pub call: Option<Arc<Signal>>,
+    pub err: Option<Arc<Signal>>,
 }
 
 /// What the shell is to do after a message.
@@ -71,9 +72,9 @@ pub(crate) struct Device {
     protocol_offered: u64,
     pub features: Features,
     pub protocol: u64,
-    pub memory: Rc<Memory>,
+    pub memory: Arc<Memory>,
     pub rings: Vec<Vring>,
-    inflight: Option<(Rc<Mapping>, InflightPlace)>,
+    inflight: Option<(Arc<Mapping>, InflightPlace)>,
 }
 
 impl Device {
@@ -83,7 +84,7 @@ impl Device {
             protocol_offered,
             features: Features::default(),
             protocol: 0,
-            memory: Rc::default(),
+            memory: Arc::default(),
             rings: (0..queues).map(|_| Vring::default()).collect(),
             inflight: None,
         }
@@ -126,16 +127,16 @@ impl Device {
                 for (place, fd) in places.into_iter().zip(fds) {
                     memory = memory.with(place, fd)?;
                 }
-                self.memory = Rc::new(memory);
+                self.memory = Arc::new(memory);
                 Ok(Step::Rings)
             }
             Request::AddMemReg(place) => {
                 let fd = fds.pop().expect("one was asked for");
-                self.memory = Rc::new(self.memory.with(place, fd)?);
+                self.memory = Arc::new(self.memory.with(place, fd)?);
                 Ok(Step::Rings)
             }
             Request::RemMemReg(place) => {
-                self.memory = Rc::new(self.memory.without(&place)?);
+                self.memory = Arc::new(self.memory.without(&place)?);
                 Ok(Step::Rings)
             }
             Request::SetVringNum { ring, size } => {
@@ -163,12 +164,12 @@ impl Device {
             }
             Request::SetVringCall { ring, .. } => {
                 let call = fds.pop().map(Signal::new).transpose().map_err(Refusal::Event)?;
-                self.ring(ring)?.call = call.map(Rc::new);
+                self.ring(ring)?.call = call.map(Arc::new);
                 Ok(Step::Ring(ring as usize))
             }
             Request::SetVringErr { ring, .. } => {
                 let err = fds.pop().map(Signal::new).transpose().map_err(Refusal::Event)?;
-                self.ring(ring)?.err = err.map(Rc::new);
+                self.ring(ring)?.err = err.map(Arc::new);
                 Ok(Step::Ring(ring as usize))
             }
             Request::SetVringEnable { ring, is_enabled } => {
@@ -215,7 +216,7 @@ impl Device {
     fn inflight_memory(
         &self,
         wanted: InflightPlace,
-    ) -> Result<(InflightPlace, OwnedFd, Rc<Mapping>), Refusal> {
+    ) -> Result<(InflightPlace, OwnedFd, Arc<Mapping>), Refusal> {
         let bytes = self.check_inflight(&wanted)?;
         let file = sealed(bytes).map_err(Refusal::System)?;
         let mapping = Mapping::of(file.as_fd(), 0, bytes)?;

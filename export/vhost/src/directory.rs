@@ -8,6 +8,7 @@
 //! - A file that is no socket, and a socket that somebody else serves, is left alone and told as a problem.
 //! - A guest is told of a new size within [`LOOK_EVERY`].
 
+use crate::cores::RingCores;
 use crate::server::{Opening, Options, Server};
 use crate::socket::ListenError;
 use futures_util::future::{LocalBoxFuture, join_all};
@@ -54,6 +55,7 @@ async fn end(server: Server<dyn Volume>, top: PathBuf) {
 pub struct Directory {
     at: PathBuf,
     disks: Rc<dyn Disks>,
+    cores: Option<Rc<RingCores>>,
     /// By the name of the volume.
     sockets: RefCell<BTreeMap<String, Socket>>,
     /// Why volumes have no socket, by name.
@@ -61,15 +63,19 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// Makes the directory if there is none.
+    /// Makes the directory if there is none. `cores` serve the queues, if there are any.
     ///
     /// # Errors
     ///
     /// When that cannot be done.
-    pub fn new(at: PathBuf, disks: Rc<dyn Disks>) -> io::Result<Self> {
+    pub fn new(
+        at: PathBuf,
+        disks: Rc<dyn Disks>,
+        cores: Option<Rc<RingCores>>,
+    ) -> io::Result<Self> {
         std::fs::create_dir_all(&at)?;
         let (sockets, problems) = (RefCell::default(), RefCell::default());
-        Ok(Self { at, disks, sockets, problems })
+        Ok(Self { at, disks, cores, sockets, problems })
     }
 
     /// Where it is.
@@ -127,7 +133,7 @@ impl Directory {
         };
         // Of a serial little is told, so it begins with what differs.
         let serial = name.rsplit('/').next().unwrap_or_default().to_owned();
-        let options = Options { serial, ..Options::default() };
+        let options = Options { serial, cores: self.cores.clone(), ..Options::default() };
         let made = at
             .parent()
             .map_or(Ok(()), std::fs::create_dir_all)

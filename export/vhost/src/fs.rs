@@ -28,6 +28,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Of a tag, padded with zeroes (`struct virtio_fs_config`).
@@ -286,7 +287,7 @@ impl<F: FileSystem> Served for Guest<F> {
     async fn serve(
         self: Rc<Self>,
         source: Source,
-        memory: Rc<Memory>,
+        memory: Arc<Memory>,
         chain: Chain,
     ) -> Result<Used, Broken> {
         let (sent, room) = (total(&chain.readable), total(&chain.writable));

@@ -7,7 +7,7 @@ use crate::fs::{FileSystem, Guest, TAG_BYTES};
 use crate::inflight::Inflight;
 use crate::memory::{Mapping, Memory, Place, sealed};
 use crate::message::{HEADER_BYTES, Header, PAYLOAD_BYTES_MAX, Request};
-use crate::request::{Client, SERIAL_BYTES};
+use crate::request::{Agreed, Client, SERIAL_BYTES};
 use crate::ring::{Addresses, Chain, Ring, Shape as RingShape, Span, Token, Used};
 use crate::served::{Features, Served, Source};
 use levada_base::reactor::{self, Reactor};
@@ -17,11 +17,12 @@ use levada_device::Durability;
 use levada_fuse::codec::Limits;
 use levada_fuse::{Errno, Handler, Operation, Reply, Request as FuseRequest, Session};
 use levada_volume::{Extent, Shape, Volume, VolumeError, VolumeFuture, Zeroing};
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::future::ready;
 use std::os::fd::AsFd;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use virtio_bindings::virtio_blk as blk;
 
@@ -152,7 +153,7 @@ pub fn fs_requests(bytes: &[u8]) {
     Reactor::simulated(1).block_on(async {
         let file = sealed(BYTES).expect("memory");
         let place = Place { guest: 0, bytes: BYTES, user: USER, offset: 0 };
-        let memory = Rc::new(Memory::default().with(place, file.into()).expect("mapped"));
+        let memory = Arc::new(Memory::default().with(place, file.into()).expect("mapped"));
         let guest = Rc::new(Guest::new(Rc::new(Answering), [0; TAG_BYTES], 0));
         let source = Source { queue: 1, size: 16 };
         let mut rest = bytes;
@@ -178,7 +179,7 @@ pub fn fs_requests(bytes: &[u8]) {
                 readable: readable.into_iter().collect(),
                 writable: parts.into_iter().collect(),
             };
-            let request = Rc::clone(&guest).serve(source, Rc::clone(&memory), chain);
+            let request = Rc::clone(&guest).serve(source, Arc::clone(&memory), chain);
             reactor::spawn(async move {
                 let used = request.await.expect("the memory is there");
                 assert!(used.bytes <= room / 3 + room, "more than there is room for");
@@ -250,12 +251,15 @@ pub fn disk_requests(bytes: &[u8]) {
     Reactor::simulated(1).block_on(async {
         let file = sealed(BYTES).expect("memory");
         let place = Place { guest: 0, bytes: BYTES, user: USER, offset: 0 };
-        let memory = Rc::new(Memory::default().with(place, file.into()).expect("mapped"));
+        let memory = Arc::new(Memory::default().with(place, file.into()).expect("mapped"));
+        let features = Agreed::default();
+        features.set(Features(u64::MAX));
         let client = Rc::new(Client {
             volume: Rc::new(Disk(RefCell::new(vec![7; DISK_BYTES as usize]))),
             serial: [9; SERIAL_BYTES],
-            features: Cell::new(Features(u64::MAX)),
+            features,
             room: Semaphore::new(BYTES),
+            elsewhere: None,
         });
         let source = Source { queue: 0, size: 16 };
         let all = || {
@@ -292,7 +296,7 @@ pub fn disk_requests(bytes: &[u8]) {
             let status_at = last.map_or(0, |span| span.at + u64::from(span.bytes) - 1);
             let _outside = memory.write(status_at, &[0xee]);
             let before = all();
-            let used = Rc::clone(&client).serve(source, Rc::clone(&memory), chain).await;
+            let used = Rc::clone(&client).serve(source, Arc::clone(&memory), chain).await;
             let may_change = |at: u64| {
                 writable.iter().any(|span| (span.at..span.at + u64::from(span.bytes)).contains(&at))
             };

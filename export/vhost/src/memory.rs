@@ -12,14 +12,14 @@
 
 use crate::fault::Guard;
 use crate::stranger::{Kind, Stranger};
+use levada_base::lent::Keeper;
 use levada_base::units::{round_down, round_up};
 use levada_base::{Lent, LentVec};
 use rustix::fs::{fstat, fstatfs};
-use std::any::Any;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
-use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 /// Regions of a client at once.
@@ -61,15 +61,20 @@ pub(crate) struct Mapping {
     wanted: usize,
 }
 
+// SAFETY: an address of memory that anybody may change at any time, on whichever thread: it is only looked at through atomics, and copied.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
 impl Mapping {
     /// Maps a file that a client sent.
-    pub(crate) fn new(file: Stranger, offset: u64, bytes: u64) -> Result<Rc<Self>, MapError> {
+    pub(crate) fn new(file: Stranger, offset: u64, bytes: u64) -> Result<Arc<Self>, MapError> {
         let file = file.take(Kind::Memory).ok_or(MapError::NotMemory)?;
         Self::of(file.as_fd(), offset, bytes)
     }
 
     /// Maps a file that is known to be in memory.
-    pub(crate) fn of(file: BorrowedFd<'_>, offset: u64, bytes: u64) -> Result<Rc<Self>, MapError> {
+    pub(crate) fn of(file: BorrowedFd<'_>, offset: u64, bytes: u64) -> Result<Arc<Self>, MapError> {
         let system = |errno: rustix::io::Errno| MapError::System(errno.into());
         let (stat, place) = (fstat(file).map_err(system)?, fstatfs(file).map_err(system)?);
         let page_bytes = match place.f_type as u64 {
@@ -105,7 +110,7 @@ impl Mapping {
         let start = NonNull::new(start.cast()).expect("a mapping is not at 0");
         let guard = Some(Guard::new(start.as_ptr(), whole));
         let (skip, wanted) = ((offset - from) as usize, bytes as usize);
-        Ok(Rc::new(Self { guard, start, bytes: whole, skip, wanted }))
+        Ok(Arc::new(Self { guard, start, bytes: whole, skip, wanted }))
     }
 
     /// True once its pages are gone.
@@ -114,18 +119,18 @@ impl Mapping {
     }
 
     /// The whole of it.
-    pub(crate) fn window(self: &Rc<Self>) -> Window {
+    pub(crate) fn window(self: &Arc<Self>) -> Window {
         self.part(0, self.wanted as u64).expect("the whole is inside")
     }
 
-    fn part(self: &Rc<Self>, offset: u64, bytes: u64) -> Option<Window> {
+    fn part(self: &Arc<Self>, offset: u64, bytes: u64) -> Option<Window> {
         let end = offset.checked_add(bytes)?;
         if end > self.wanted as u64 {
             return None;
         }
         // SAFETY: inside the mapping, as just checked.
         let start = unsafe { self.start.add(self.skip + offset as usize) };
-        Some(Window { mapping: Rc::clone(self), start, bytes: bytes as usize })
+        Some(Window { mapping: Arc::clone(self), start, bytes: bytes as usize })
     }
 }
 
@@ -140,10 +145,13 @@ impl Drop for Mapping {
 /// A few bytes that lie together, with fields in them: a ring, say. Fields are little-endian, aligned to their size.
 #[derive(Clone)]
 pub(crate) struct Window {
-    mapping: Rc<Mapping>,
+    mapping: Arc<Mapping>,
     start: NonNull<u8>,
     bytes: usize,
 }
+
+// SAFETY: as of the mapping that it is a part of.
+unsafe impl Send for Window {}
 
 impl Window {
     pub(crate) fn bytes(&self) -> usize {
@@ -159,7 +167,7 @@ impl Window {
         let is_inside = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes);
         // SAFETY: inside the mapping, as just checked.
         let start = is_inside.then(|| unsafe { self.start.add(offset) })?;
-        Some(Self { mapping: Rc::clone(&self.mapping), start, bytes })
+        Some(Self { mapping: Arc::clone(&self.mapping), start, bytes })
     }
 
     /// True when fields of `align` bytes at multiples of that are aligned.
@@ -239,7 +247,7 @@ pub(crate) struct Place {
 #[derive(Clone)]
 struct Region {
     place: Place,
-    mapping: Rc<Mapping>,
+    mapping: Arc<Mapping>,
 }
 
 /// An address that is not in the client's memory.
@@ -322,7 +330,11 @@ impl Memory {
 
     /// Where bytes at an address lie, in which mapping, and how many of at most `bytes` lie together.
     #[inline]
-    fn run(&self, guest: u64, bytes: usize) -> Result<(NonNull<u8>, usize, &Rc<Mapping>), Outside> {
+    fn run(
+        &self,
+        guest: u64,
+        bytes: usize,
+    ) -> Result<(NonNull<u8>, usize, &Arc<Mapping>), Outside> {
         let region = self.region(guest).ok_or(Outside)?;
         let offset = (guest - region.place.guest) as usize;
         let mapping = &region.mapping;
@@ -340,7 +352,7 @@ impl Memory {
     ) -> Result<(), Outside> {
         while bytes > 0 {
             let (start, len, mapping) = self.run(guest, bytes)?;
-            let keeper = Rc::clone(mapping) as Rc<dyn Any>;
+            let keeper = Arc::clone(mapping) as Keeper;
             // SAFETY: so many bytes lie behind `start` in the mapping, which is writable and kept; they are only ever copied to and from. The
             // faults of pages that are gone are caught.
             lent.push(unsafe { Lent::new(start, len, keeper) });

@@ -20,6 +20,7 @@ use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -39,15 +40,15 @@ const UNKICKED_LOOK_EVERY: Duration = Duration::from_millis(1);
 /// Where a queue tells its client what happens.
 #[derive(Clone, Default)]
 pub(crate) struct Signals {
-    pub call: Option<Rc<Signal>>,
-    pub err: Option<Rc<Signal>>,
+    pub call: Option<Arc<Signal>>,
+    pub err: Option<Arc<Signal>>,
 }
 
 pub(crate) struct Queue<S> {
     served: Rc<S>,
     source: Source,
     ring: RefCell<Ring>,
-    memory: RefCell<Rc<Memory>>,
+    memory: RefCell<Arc<Memory>>,
     signals: RefCell<Signals>,
     kick: RefCell<Option<Rc<Kick>>>,
     /// Raised when the kick is another one.
@@ -94,7 +95,12 @@ impl<S: Served> Running<S> {
 
 impl<S: Served> Queue<S> {
     /// Serves `ring`, once it is enabled.
-    pub(crate) fn run(served: Rc<S>, source: Source, ring: Ring, memory: Rc<Memory>) -> Running<S> {
+    pub(crate) fn run(
+        served: Rc<S>,
+        source: Source,
+        ring: Ring,
+        memory: Arc<Memory>,
+    ) -> Running<S> {
         ring.want_kicks(true);
         fence(Ordering::SeqCst);
         let queue = Rc::new(Self {
@@ -162,7 +168,7 @@ impl<S: Served> Queue<S> {
 
     /// Takes chains and begins their requests.
     fn take_batch(self: &Rc<Self>) {
-        let memory = Rc::clone(&self.memory.borrow());
+        let memory = Arc::clone(&self.memory.borrow());
         let mut unheard = Context::from_waker(Waker::noop());
         for _ in 0..BATCH {
             let chain = match self.ring.borrow_mut().pop(&memory) {
@@ -173,7 +179,7 @@ impl<S: Served> Queue<S> {
             self.idle_sleeps.set(0);
             self.idle_looks.set(0);
             let served = Rc::clone(&self.served);
-            let request = served.serve(self.source, Rc::clone(&memory), chain);
+            let request = served.serve(self.source, Arc::clone(&memory), chain);
             let mut request = Box::pin(request);
             // What needs no waiting needs no task.
             match request.as_mut().poll(&mut unheard) {
@@ -287,12 +293,7 @@ impl<S> Queue<S> {
 
     pub(crate) fn set_kick(&self, kick: Option<Rc<Kick>>) {
         let mut now = self.kick.borrow_mut();
-        let is_same = match (&*now, &kick) {
-            (None, None) => true,
-            (Some(now), Some(kick)) => Rc::ptr_eq(now, kick),
-            (None, Some(_)) | (Some(_), None) => false,
-        };
-        if !is_same {
+        if !Kick::is_same(now.as_ref(), kick.as_ref()) {
             *now = kick;
             self.kicks.set(self.kicks.get() + 1);
             drop(now);
@@ -301,9 +302,9 @@ impl<S> Queue<S> {
     }
 
     /// The ring lies in other memory now, or elsewhere in it. Requests that are out keep the memory that they began with.
-    pub(crate) fn set_memory(&self, memory: &Rc<Memory>, shape: &Shape) {
+    pub(crate) fn set_memory(&self, memory: &Arc<Memory>, shape: &Shape) {
         let moved = self.ring.borrow_mut().moved(memory, shape);
-        *self.memory.borrow_mut() = Rc::clone(memory);
+        *self.memory.borrow_mut() = Arc::clone(memory);
         match moved {
             Ok(()) => {
                 self.wake();

@@ -6,17 +6,20 @@
 //! - Data in flight of one client is bounded, however long its requests are: long ones are carried out in pieces.
 //! - A request that names anything outside the volume changes nothing.
 
+use crate::cores::{Core, RingCores};
 use crate::cursor::{Cursor, long, total, word};
 use crate::disk::{self, RANGE_SECTORS_MAX, RANGES_MAX, REQUEST_BYTES_MAX, SECTOR_BYTES};
 use crate::memory::{Memory, Outside};
 use crate::ring::{Broken, Chain, Span, Token, Used};
 use crate::served::{Features, Served, Source};
+use levada_base::reactor;
 use levada_base::sync::Semaphore;
-use levada_base::{BufMut, reactor};
 use levada_device::{BlockError, Durability};
-use levada_volume::{Volume, VolumeError, Zeroing};
-use std::cell::Cell;
+use levada_volume::{FarVolume, KnownSize, Volume, VolumeError, Way, Zeroing};
+use std::io;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use virtio_bindings::virtio_blk as blk;
 
 /// Data of one request that is on its way at once.
@@ -26,13 +29,83 @@ const RANGE_BYTES: u64 = 16;
 /// Of a serial number, padded with zeroes.
 pub(crate) const SERIAL_BYTES: usize = blk::VIRTIO_BLK_ID_BYTES as usize;
 
-/// What all requests of a client share.
+/// What requests of a client share, those of all queues or of one that is elsewhere.
 pub(crate) struct Client<V: ?Sized> {
     pub volume: Rc<V>,
     pub serial: [u8; SERIAL_BYTES],
-    pub features: Cell<Features>,
+    pub features: Agreed,
     /// Bytes that may still be taken for data in flight.
     pub room: Rc<Semaphore>,
+    pub elsewhere: Option<Elsewhere>,
+}
+
+/// What a client has agreed to, for all who serve its queues.
+#[derive(Clone, Default)]
+pub(crate) struct Agreed(Arc<AtomicU64>);
+
+impl Agreed {
+    pub(crate) fn set(&self, features: Features) {
+        self.0.store(features.0, Ordering::Release);
+    }
+
+    fn get(&self) -> Features {
+        Features(self.0.load(Ordering::Acquire))
+    }
+}
+
+/// Where queues of a client go, when they are not served where its volume is.
+pub(crate) struct Elsewhere {
+    cores: Rc<RingCores>,
+    size: KnownSize,
+    /// For each of them.
+    room_bytes: u64,
+    /// All that is not taken by who serves the volume to one.
+    ways: Rc<Semaphore>,
+}
+
+/// More ways than there are queues.
+const WAYS_MAX: u64 = 1 << 32;
+
+impl Elsewhere {
+    pub(crate) fn new(
+        cores: Rc<RingCores>,
+        volume: &(impl Volume + ?Sized),
+        room_bytes: u64,
+    ) -> Self {
+        let room_bytes = room_bytes.max(PIECE_BYTES);
+        Self { cores, size: KnownSize::of(volume), room_bytes, ways: Semaphore::new(WAYS_MAX) }
+    }
+}
+
+/// A client on its way to the core that serves one of its queues.
+pub(crate) struct FarClient {
+    way: Way,
+    serial: [u8; SERIAL_BYTES],
+    features: Agreed,
+    room_bytes: u64,
+}
+
+impl FarClient {
+    /// The client there.
+    pub(crate) fn here(self) -> Client<FarVolume> {
+        let Self { way, serial, features, room_bytes } = self;
+        let volume = Rc::new(FarVolume::new(way));
+        Client { volume, serial, features, room: Semaphore::new(room_bytes), elsewhere: None }
+    }
+}
+
+impl<V: Volume + ?Sized + 'static> Client<V> {
+    fn to_elsewhere(&self, elsewhere: &Elsewhere) -> io::Result<(Rc<Core>, FarClient)> {
+        let Elsewhere { cores, size, room_bytes, ways } = elsewhere;
+        let (way, serving) = Way::to(Rc::clone(&self.volume), size.clone())?;
+        let taken = ways.try_acquire(1);
+        reactor::spawn(async move {
+            serving.await;
+            drop(taken);
+        });
+        let (serial, features, room_bytes) = (self.serial, self.features.clone(), *room_bytes);
+        Ok((cores.idlest(), FarClient { way, serial, features, room_bytes }))
+    }
 }
 
 impl<V: Volume + ?Sized + 'static> Served for Client<V> {
@@ -53,10 +126,32 @@ impl<V: Volume + ?Sized + 'static> Served for Client<V> {
     fn serve(
         self: Rc<Self>,
         _source: Source,
-        memory: Rc<Memory>,
+        memory: Arc<Memory>,
         chain: Chain,
     ) -> impl Future<Output = Result<Used, Broken>> + 'static {
         serve(self, memory, chain)
+    }
+
+    fn elsewhere(&self) -> Option<(Rc<Core>, FarClient)> {
+        match self.to_elsewhere(self.elsewhere.as_ref()?) {
+            Ok(there) => Some(there),
+            Err(error) => {
+                tracing::warn!(%error, "a ring is served where its volume is");
+                None
+            }
+        }
+    }
+
+    fn changed(&self) {
+        if let Some(elsewhere) = &self.elsewhere {
+            elsewhere.size.look_at(&*self.volume);
+        }
+    }
+
+    async fn left(&self) {
+        if let Some(elsewhere) = &self.elsewhere {
+            drop(elsewhere.ways.acquire(WAYS_MAX).await);
+        }
     }
 }
 
@@ -98,7 +193,7 @@ impl From<VolumeError> for Status {
 /// [`Broken`] when the client cannot be told: no room for a status, or its memory is gone.
 async fn serve<V: Volume + ?Sized>(
     client: Rc<Client<V>>,
-    memory: Rc<Memory>,
+    memory: Arc<Memory>,
     chain: Chain,
 ) -> Result<Used, Broken> {
     let (status_at, room) = status_place(&chain).ok_or(Broken::NoStatus)?;
@@ -226,7 +321,7 @@ async fn write<V: Volume + ?Sized>(
     while rest > 0 {
         let bytes = rest.min(PIECE_BYTES);
         let room_taken = client.room.acquire(bytes).await;
-        let mut data = BufMut::for_overwrite(bytes as usize);
+        let mut data = client.volume.buffer(bytes as usize);
         from.read(&mut data)?;
         if from.memory.is_lost() {
             return Err(Status::Failed);

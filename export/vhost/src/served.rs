@@ -1,9 +1,12 @@
 //! What differs between the devices that are shown at sockets, a disk and a file system: what is offered, and what a request is.
 
+use crate::cores::Core;
 use crate::memory::Memory;
+use crate::request::FarClient;
 use crate::ring::{Broken, Chain, Used};
 use std::future::Future;
 use std::rc::Rc;
+use std::sync::Arc;
 use virtio_bindings::virtio_config::{VIRTIO_F_RING_PACKED, VIRTIO_F_VERSION_1};
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
@@ -78,9 +81,17 @@ pub(crate) trait Served: 'static {
     fn serve(
         self: Rc<Self>,
         source: Source,
-        memory: Rc<Memory>,
+        memory: Arc<Memory>,
         chain: Chain,
     ) -> impl Future<Output = Result<Used, Broken>> + 'static;
+
+    /// Where a queue of it is to be served, and what it needs there; `None`: here.
+    fn elsewhere(&self) -> Option<(Rc<Core>, FarClient)> {
+        None
+    }
+
+    /// Its configuration has changed, of which the client is about to be told.
+    fn changed(&self) {}
 
     /// This queue is to end: what came from it and waits for what another client does, is to be answered now. Called again and again
     /// until all of it is.

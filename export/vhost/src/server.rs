@@ -4,11 +4,11 @@
 //! Requests that were in flight at a crash are carried out again by who serves next, if the front end keeps notes of
 //! them ([`crate::inflight`]).
 
-use crate::request::{Client, SERIAL_BYTES};
+use crate::cores::RingCores;
+use crate::request::{Agreed, Client, Elsewhere, SERIAL_BYTES};
 use crate::socket::{ListenError, Opened, Socket};
 use levada_base::sync::Semaphore;
 use levada_volume::Volume;
-use std::cell::Cell;
 use std::future::Future;
 use std::path::Path;
 use std::pin::Pin;
@@ -23,11 +23,13 @@ pub struct Options {
     pub queues: u16,
     /// Data of the client that is on its way at once, at least 4 MiB.
     pub bytes_in_flight_max: u64,
+    /// Who serves the queues, each on one of these cores; `None`: who listens does.
+    pub cores: Option<Rc<RingCores>>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { serial: "levada".into(), queues: 16, bytes_in_flight_max: 64 << 20 }
+        Self { serial: "levada".into(), queues: 16, bytes_in_flight_max: 64 << 20, cores: None }
     }
 }
 
@@ -89,15 +91,15 @@ impl<V: Volume + ?Sized + 'static> Server<V> {
     }
 }
 
-fn client_of<V: ?Sized>(volume: Rc<V>, options: &Options) -> Client<V> {
+fn client_of<V: Volume + ?Sized>(volume: Rc<V>, options: &Options) -> Client<V> {
     let mut serial = [0; SERIAL_BYTES];
     for (to, from) in serial.iter_mut().zip(options.serial.bytes()) {
         *to = from;
     }
-    Client {
-        volume,
-        serial,
-        features: Cell::default(),
-        room: Semaphore::new(options.bytes_in_flight_max.max(4 << 20)),
-    }
+    let elsewhere = options.cores.clone().map(|cores| {
+        let room_bytes = options.bytes_in_flight_max / u64::from(options.queues.max(1));
+        Elsewhere::new(cores, &*volume, room_bytes)
+    });
+    let room = Semaphore::new(options.bytes_in_flight_max.max(4 << 20));
+    Client { volume, serial, features: Agreed::default(), room, elsewhere }
 }

@@ -5,18 +5,23 @@
 //!   are still on their way.
 //! - A client that stops in the middle of a message, or does not take its answers, costs nobody else anything.
 
+use crate::cores::Begin;
 use crate::device::{Device, Refusal, Step};
 use crate::message::{Answer, BadMessage, HEADER_BYTES, Header, Request, config_change};
-use crate::queue::{Queue, Running, Signals};
+use crate::placed::Placed;
+use crate::queue::{Queue, Signals};
 use crate::ring::{Broken, Ring};
 use crate::served::{Served, Source};
 use crate::stranger::Stranger;
+use futures_util::future::join_all;
 use levada_base::reactor;
 use levada_base::reactor::net::Stream;
 use std::cell::{Cell, RefCell};
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// Descriptors that come with a message; a memory table has the most.
 const DESCRIPTORS_MAX: usize = 8;
@@ -36,7 +41,7 @@ pub(crate) struct Session<S> {
     stream: Stream,
     served: Rc<S>,
     device: RefCell<Device>,
-    queues: RefCell<Vec<Option<Running<S>>>>,
+    queues: RefCell<Vec<Option<Placed<S>>>>,
     /// Where messages of the back end go.
     channel: RefCell<Option<Stream>>,
     messages: Cell<u64>,
@@ -58,9 +63,9 @@ impl<S: Served> Session<S> {
         self.drain_strangers().await;
         let queues: Vec<_> = self.queues.borrow_mut().iter_mut().filter_map(Option::take).collect();
         // None takes anything more while others end.
-        queues.iter().for_each(|running| running.queue.set_enabled(false));
-        for running in queues {
-            running.end().await;
+        queues.iter().for_each(|queue| queue.set_enabled(false));
+        for queue in queues {
+            queue.end().await;
         }
         self.served.left().await;
         if let Err(error) = ended {
@@ -93,6 +98,7 @@ impl<S: Served> Session<S> {
 
     /// Tells the client that the configuration has changed, if it wants to hear of that.
     pub(crate) fn tell_config_change(&self) {
+        self.served.changed();
         let channel = self.channel.borrow();
         if let Some(channel) = &*channel
             && let Err(error) = channel.send_descriptors(&config_change(), &[])
@@ -186,12 +192,14 @@ impl<S: Served> Session<S> {
                 self.served.agreed(self.device.borrow().features);
             }
             Step::Answer(answer, fd) => return Ok(Some((answer, fd))),
-            Step::Ring(number) => self.look_at(number)?,
+            Step::Ring(number) => {
+                self.look_at(number)?;
+                self.settled(number..number + 1).await;
+            }
             Step::Rings => {
-                let rings = self.device.borrow().rings.len();
-                for number in 0..rings {
-                    self.look_at(number)?;
-                }
+                let rings = 0..self.device.borrow().rings.len();
+                rings.clone().try_for_each(|number| self.look_at(number))?;
+                self.settled(rings).await;
             }
             Step::Drain(number) => {
                 let base = self.drain(number).await;
@@ -217,17 +225,24 @@ impl<S: Served> Session<S> {
         let mut device = self.device.borrow_mut();
         let mut queues = self.queues.borrow_mut();
         let Some(shape) = device.shape(number)? else { return Ok(()) };
-        if let Some(running) = &queues[number] {
-            running.queue.set_memory(&device.memory, &shape);
+        if let Some(queue) = &queues[number] {
+            queue.set_memory(&device.memory, &shape);
         } else {
             let inflight = device.inflight(number)?;
             let base = device.rings[number].base;
             match Ring::new(&device.memory, &shape, base, inflight) {
                 Ok(ring) => {
                     let source = Source { queue: number, size: shape.size };
-                    let served = Rc::clone(&self.served);
-                    let memory = Rc::clone(&device.memory);
-                    queues[number] = Some(Queue::run(served, source, ring, memory));
+                    let memory = Arc::clone(&device.memory);
+                    queues[number] = Some(match self.served.elsewhere() {
+                        Some((core, client)) => {
+                            Placed::There(core.begin(Begin { client, source, ring, memory }))
+                        }
+                        None => {
+                            let served = Rc::clone(&self.served);
+                            Placed::Here(Queue::run(served, source, ring, memory))
+                        }
+                    });
                 }
                 Err(broken) => {
                     // Not again with every message; the next kick starts it anew.
@@ -241,7 +256,7 @@ impl<S: Served> Session<S> {
             }
         }
         let (ring, is_enabled) = (&device.rings[number], device.is_enabled(number));
-        if let Some(Running { queue, .. }) = &queues[number] {
+        if let Some(queue) = &queues[number] {
             queue.set_signals(Signals { call: ring.call.clone(), err: ring.err.clone() });
             queue.set_kick(ring.kick.clone());
             queue.set_enabled(is_enabled);
@@ -249,11 +264,20 @@ impl<S: Served> Session<S> {
         Ok(())
     }
 
+    /// Waits until these queues serve as they were told to.
+    async fn settled(&self, rings: Range<usize>) {
+        let settling: Vec<_> = {
+            let queues = self.queues.borrow();
+            queues[rings].iter().flatten().filter_map(Placed::settled).collect()
+        };
+        join_all(settling).await;
+    }
+
     /// Stops a ring; where it stands when all that came from it is answered.
     async fn drain(&self, number: usize) -> u32 {
-        let running = self.queues.borrow_mut()[number].take();
-        let base = match running {
-            Some(running) => Some(running.end().await),
+        let queue = self.queues.borrow_mut()[number].take();
+        let base = match queue {
+            Some(queue) => Some(queue.end().await),
             None => None,
         };
         let mut device = self.device.borrow_mut();

@@ -16,6 +16,7 @@ use std::io;
 use std::mem::zeroed;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr;
+use std::rc::Rc;
 
 /// What a client kicks.
 pub(crate) struct Kick(Fd);
@@ -25,8 +26,26 @@ impl Kick {
     ///
     /// [`io::ErrorKind::InvalidInput`] when it is no eventfd.
     pub(crate) fn new(fd: Stranger) -> io::Result<Self> {
-        let fd = fd.take(Kind::Event).ok_or(io::ErrorKind::InvalidInput)?;
-        Ok(Self(Fd::of_others(fd)))
+        fd.take(Kind::Event).map(Self::of).ok_or_else(|| io::ErrorKind::InvalidInput.into())
+    }
+
+    /// An eventfd that was looked at.
+    pub(crate) fn of(eventfd: OwnedFd) -> Self {
+        Self(Fd::of_others(eventfd))
+    }
+
+    /// The same eventfd, for another reactor.
+    pub(crate) fn another(&self) -> io::Result<OwnedFd> {
+        self.0.as_fd().try_clone_to_owned()
+    }
+
+    /// Whether both are one, or none.
+    pub(crate) fn is_same(a: Option<&Rc<Self>>, b: Option<&Rc<Self>>) -> bool {
+        match (a, b) {
+            (None, None) => true,
+            (Some(a), Some(b)) => Rc::ptr_eq(a, b),
+            (None, Some(_)) | (Some(_), None) => false,
+        }
     }
 
     /// Returns when it was kicked, or cannot be any more.

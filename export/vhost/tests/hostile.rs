@@ -399,3 +399,13 @@ fn several_hundred_sockets() {
     drop(tell);
     serving.join().expect("no panic");
 }
+
+elsewhere!(
+    messages_that_are_none,
+    a_flood_of_messages_keeps_nobody_waiting,
+    memory_and_descriptors_that_are_not_what_they_should_be,
+    rings_that_break_the_rules,
+    requests_that_ask_for_what_there_is_not,
+    memory_that_is_shortened_while_it_is_used,
+    any_messages_leave_the_server_serving
+);

@@ -231,3 +231,13 @@ fn idle_queues_wake() {
     assert!(begun.elapsed() < Duration::from_secs(1));
     served.end();
 }
+
+elsewhere!(
+    requests_in_flight_are_carried_out_by_the_next_back_end,
+    a_ring_that_was_stopped_goes_on_where_it_stood,
+    a_server_that_ends_answers_what_it_took,
+    a_request_that_cannot_be_answered_keeps_no_disk,
+    a_guest_hears_that_its_disk_has_grown,
+    a_ring_without_kicks_is_polled,
+    idle_queues_wake
+);

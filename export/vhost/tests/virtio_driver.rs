@@ -112,3 +112,5 @@ fn split_rings_with_event_index_and_indirect_descriptors() {
 fn packed_rings() {
     exercise(VirtioFeatureFlags::RING_PACKED, 2);
 }
+
+elsewhere!(split_rings, split_rings_with_event_index_and_indirect_descriptors, packed_rings);

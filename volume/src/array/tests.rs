@@ -9,7 +9,7 @@ use levada_device::{Device, RamDevice};
 use levada_raid::{ArraySpec, Level, MemberSpec, RaidArray};
 use std::rc::Rc;
 
-async fn volume(level: Level, width: usize) -> ArrayVolume<RaidArray> {
+pub(crate) async fn volume(level: Level, width: usize) -> ArrayVolume<RaidArray> {
     let member = |number: usize| MemberSpec {
         device: Rc::new(RamDevice::new(&format!("m{number}"), 2 * MIB)) as Rc<dyn Device>,
         uuid: Uuid::from_u128(number as u128 + 1),

@@ -512,6 +512,24 @@ fn meters_tell_what_passed_and_what_waited() {
 }
 
 #[test]
+fn reads_into_lent_memory_cost_as_much_as_others() {
+    Reactor::simulated(4).block_on(async {
+        let share = Governor::new(TERMS).share(capped(iops(100))).expect("limits");
+        let volume = Governed::new(Part(striped(2).await), share);
+        let lender = levada_base::lent::Lender::new(8192);
+        let begun = reactor::now();
+        for _ in 0..200 {
+            let into = levada_base::LentVec::from_iter([lender.lend(0, 8192)]);
+            volume.read_into(0, into).await.expect("read");
+        }
+        assert!(begun.elapsed() > Duration::from_millis(1900), "{:?}", begun.elapsed());
+        assert!(lender.bytes().iter().all(|byte| *byte == 7));
+        let meters = volume.share().meters();
+        assert_eq!((meters.count.get(), meters.bytes.get()), (200, 200 * 8192));
+    });
+}
+
+#[test]
 fn cores_lease_from_one_cap() {
     Reactor::simulated(6).block_on(async {
         let common = Common::new(iops(8000), Duration::from_millis(10), MIB).expect("limits");

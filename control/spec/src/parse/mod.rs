@@ -19,7 +19,7 @@ pub(crate) use exports::UNIX_ADDRESS;
 use crate::check::{self, SameFile};
 use crate::file::{
     ClusterFile, FileSystemSpec, HealthSpec, HostSpec, Loaded, ModelSpec, MountSpec,
-    NETWORK_CORES_MAX, RebuildSpec, ScrubSpec, TestingSpec, Wrapper,
+    NETWORK_CORES_MAX, RING_CORES_MAX, RebuildSpec, ScrubSpec, TestingSpec, Wrapper,
 };
 use crate::reader::{Node, Places, Reader, Table, is_name};
 use crate::{Bytes, Problem, ProblemKind, Report, SpecError};
@@ -48,7 +48,7 @@ const FILE_KEYS: &[&str] = &[
     "export",
     "testing",
 ];
-const CLUSTER_KEYS: &[&str] = &["name", "state_dir", "power_fence", "network_cores"];
+const CLUSTER_KEYS: &[&str] = &["name", "state_dir", "power_fence", "network_cores", "ring_cores"];
 const HOST_KEYS: &[&str] = &["name", "addresses"];
 const DRIVES_KEYS: &[&str] = &["size"];
 const SPARES_KEYS: &[&str] = &["drives"];
@@ -206,6 +206,7 @@ impl Reader<'_> {
             state_dir: "state".into(),
             power_fence: None,
             network_cores: 0,
+            ring_cores: 0,
             hosts: Vec::new(),
             enclosures: Vec::new(),
             drives: Vec::new(),
@@ -225,6 +226,8 @@ impl Reader<'_> {
             cluster.power_fence = self.text_of(table, "power_fence");
             let cores = self.number(table, "network_cores", 0, NETWORK_CORES_MAX as u64);
             cluster.network_cores = cores.unwrap_or(0) as usize;
+            let cores = self.number(table, "ring_cores", 0, RING_CORES_MAX as u64);
+            cluster.ring_cores = cores.unwrap_or(0) as usize;
         } else if !root.keys.contains_key("cluster") {
             let missing = ProblemKind::MissingTable {
                 table: "[cluster]",

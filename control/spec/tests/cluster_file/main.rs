@@ -745,7 +745,7 @@ fn written_files_read_back() {
         .replace("[[array]]\nname = \"meta\"", "[rebuild]\nceiling = \"100MB\"\ngrace_s = 0\n[scrub]\nceiling = \"50MB\"\n[health]\nused_percent = 75\n[[array]]\nname = \"meta\"")
         .replace("\"drives/d{08..11}.img\"", "{ name = \"x{8..9}\", path = \"a \\\"b\\\" {8..9}\", size = \"2GiB\" }, \"/dev/n{1..2}\"")
         .replace("chunk = \"128KiB\"", "slice = \"40%\"\ndrives = [\"d{00..07}\", \"x{8..9}\", \"n{1..2}\"]")
-        .replace("[cluster]\n", "[cluster]\nnetwork_cores = 4\npower_fence = \"off 'other \\\"server\\\"'\"\n")
+        .replace("[cluster]\n", "[cluster]\nnetwork_cores = 4\nring_cores = 3\npower_fence = \"off 'other \\\"server\\\"'\"\n")
         .replace("copies = 3", "copies = 3\nspread = \"drive\"\ndrives = [\"d{00..07}\"]")
         + "[[export]]\nnbd = \"unix:run/nbd\"\n[[export]]\ntenant = \"blue\"\nnbd = \"[::1]:10809\"\ntls = \"certs\"\nverify_clients = true\n[[export]]\nvhost = \"run/vm\"\n"
         + "[[export]]\nnvme = [\"10.0.0.1:4420\", \"[fd00::1]:4420\"]\nhosts = [\"nqn.2014-08.org.example:a\"]\nkeys = \"nvme.keys\"\ntls_only = true\n"
@@ -756,7 +756,7 @@ fn written_files_read_back() {
     assert_eq!(cluster.rebuild.floor, Bytes(100_000_000), "no more than the ceiling");
     assert_eq!(cluster.rebuild.grace_s, 0);
     assert_eq!(cluster.power_fence.as_deref(), Some("off 'other \"server\"'"));
-    assert_eq!(cluster.network_cores, 4);
+    assert_eq!((cluster.network_cores, cluster.ring_cores), (4, 3));
     let fifty = Bytes(50_000_000);
     assert_eq!((cluster.scrub.floor, cluster.scrub.ceiling), (fifty, Some(fifty)));
     let [first, second, third, fourth, fifth] = &cluster.exports[..] else {

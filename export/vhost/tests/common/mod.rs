@@ -10,9 +10,10 @@ use levada_base::ids::Uuid;
 use levada_base::reactor::{Reactor, mailbox};
 use levada_base::units::MIB;
 use levada_device::{Device, RamDevice};
-use levada_export_vhost::{Options, Server};
+use levada_export_vhost::{Options, RingCores, Server};
 use levada_raid::{ArraySpec, Level, MemberSpec, RaidArray};
 use levada_volume::{ArrayVolume, Volume};
+use std::cell::Cell;
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -43,6 +44,29 @@ pub async fn array(level: Level, width: usize, member_bytes: u64) -> RaidArray {
 /// A RAID 6 of 128 MiB.
 pub async fn volume() -> Rc<ArrayVolume<RaidArray>> {
     Rc::new(ArrayVolume::new(array(Level::Raid6, 4, 80 * MIB).await))
+}
+
+thread_local!(static RING_CORES: Cell<usize> = const { Cell::new(0) });
+
+/// Runs `test`, with so many cores for rings of all that it serves.
+pub fn on_cores(count: usize, test: fn()) {
+    RING_CORES.set(count);
+    test();
+}
+
+/// Runs these tests once more, with rings on other cores than their volumes.
+#[macro_export]
+macro_rules! elsewhere {
+    ($($test:ident),* $(,)?) => {
+        mod elsewhere {
+            $(
+                #[test]
+                fn $test() {
+                    $crate::common::on_cores(2, super::$test);
+                }
+            )*
+        }
+    };
 }
 
 /// A server on a thread of its own; ends when dropped.
@@ -88,10 +112,13 @@ impl Served {
         let at = socket.to_owned();
         let neighbour = socket.with_extension("neighbour");
         let beside = neighbour.clone();
+        let cores = RING_CORES.get();
         let serve = move || {
             Reactor::new().expect("an io_uring").block_on(async {
                 let (tell, mut told) = mailbox::channel().expect("a mailbox");
-                let options = Options { serial: "a serial number".into(), ..Options::default() };
+                let cores = RingCores::start(cores).expect("cores for rings");
+                let serial = "a serial number".into();
+                let options = Options { serial, cores, ..Options::default() };
                 let server =
                     Server::listen(&at, make().await, options.clone()).await.expect("it listens");
                 let _neighbour =
