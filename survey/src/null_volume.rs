@@ -1,7 +1,7 @@
 //! A volume that answers at once and keeps nothing: what is measured with it is the export.
 
 use levada_base::units::{BLOCK_BYTES, MIB};
-use levada_base::{Buf, BufMut, IoVec};
+use levada_base::{Buf, BufMut, IoVec, LentVec};
 use levada_device::Durability;
 use levada_volume::{Extent, Shape, Volume, VolumeFuture, Zeroing};
 use std::future::ready;
@@ -38,6 +38,11 @@ impl Volume for NullVolume {
 
     fn read(&self, _at: u64, bytes: u64) -> VolumeFuture<'_, IoVec> {
         Box::pin(ready(Ok(self.bytes.slice(0, bytes as usize).into_vec())))
+    }
+
+    /// They stay as they are, as with null members.
+    fn read_into(&self, _at: u64, _into: LentVec) -> VolumeFuture<'_, ()> {
+        done()
     }
 
     fn write(&self, _at: u64, _from: IoVec, _durability: Durability) -> VolumeFuture<'_, ()> {

@@ -3,7 +3,7 @@
 use crate::array::{CHUNK_BYTES, STRIPE_BYTES, raid6_of, ten};
 use crate::figure::{Bar, Taken};
 use crate::guest;
-use crate::harness::{Effort, Rate, pairs};
+use crate::harness::{Effort, Rate, Run, pairs};
 use crate::load::Load;
 use crate::members::{Speed, Storage};
 use crate::null_volume::NullVolume;
@@ -16,7 +16,10 @@ use levada_base::units::{KIB, MIB};
 use levada_device::{Device, Durability};
 use levada_raid::{Array, RaidArray};
 use levada_volume::{ArrayVolume, Volume};
+use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::rc::Rc;
+use std::time::Duration;
 
 /// Of members that keep nothing.
 const NULL_STRIPES: u64 = 1024;
@@ -35,6 +38,12 @@ pub(crate) fn specs() -> Vec<Spec> {
             what: "4 KiB reads over a ring of an array on members that answer at once, against the same ring with no volume behind",
             bar: Bar::AtLeast(0.5),
             take: null_of_echo,
+        },
+        Spec {
+            name: "vhost.null.randread4k_per_core_of_alone",
+            what: "4 KiB reads over a ring for each second that the core of an array on such members works, with a second core that serves the ring, against without",
+            bar: Bar::None,
+            take: null_per_core,
         },
         Spec {
             name: "vhost.ram.randread4k_of_array",
@@ -75,6 +84,32 @@ fn null_of_echo(effort: Effort) -> Result<Taken> {
     Ok(pairs.ratio(Rate::Kiops, ("array", "echo"), 1.0))
 }
 
+/// Neither server polls here, so that the time that the thread with the array runs is work.
+fn null_per_core(effort: Effort) -> Result<Taken> {
+    let dir = tempfile::Builder::new().prefix("bench-vhost-").tempdir()?;
+    let [apart, alone] = [("apart", 1), ("alone", 0)].map(|(name, ring_cores)| {
+        let at = dir.path().join(name);
+        std::fs::create_dir(&at)?;
+        let serving = Serving { spin: Duration::ZERO, network_cores: 0, ring_cores };
+        Served::start(&at, serving, null_and_echo)
+    });
+    let (apart, alone) = (apart?, alone?);
+    let load =
+        Load::random(0..NULL_STRIPES * STRIPE_BYTES, 4 * KIB, DEPTH, effort.amount(1 << 20), 7);
+    let run = |served: &Served| {
+        let before = served.worked()?;
+        let run = guest::read(&served.vhost(DISK), &load)?;
+        Ok(Run { elapsed: served.worked()? - before, ..run })
+    };
+    let pairs = Reactor::new()?.block_on(pairs(
+        effort,
+        None,
+        async |_| run(&apart),
+        async |_| run(&alone),
+    ))?;
+    Ok(pairs.ratio(Rate::Kiops, ("apart", "alone"), 1.0))
+}
+
 /// An array of memory that holds what can be read.
 async fn written() -> Result<RaidArray> {
     let devices = ten(Speed::Unlimited, Storage::Ram, RAM_BYTES);
@@ -105,12 +140,17 @@ fn ram_of_array(effort: Effort, rate: Rate, load: fn(Effort) -> Load) -> Result<
     let pairs = Reactor::new()?.block_on(async {
         let array = Rc::new(written().await?);
         let piece = load.piece_bytes as usize;
+        // As the client has them: else the same one would be filled all the time, and never leave the cache.
+        let held = Rc::new(RefCell::new(VecDeque::from_iter((0..load.depth).map(|_| None))));
         let direct = async |_| {
-            let array = Rc::clone(&array);
+            let (array, held) = (Rc::clone(&array), Rc::clone(&held));
             load.run(move |at| {
-                let array = Rc::clone(&array);
+                let (array, held) = (Rc::clone(&array), Rc::clone(&held));
                 async move {
-                    array.read(at, BufMut::for_overwrite(piece).into_vec()).await?;
+                    let into = held.borrow_mut().pop_front().flatten();
+                    let into = into.unwrap_or_else(|| BufMut::for_overwrite(piece).into_vec());
+                    let read = array.read(at, into).await?;
+                    held.borrow_mut().push_back(Some(read));
                     Ok(())
                 }
             })

@@ -265,6 +265,8 @@ async fn put_right(how: Mender) {
     }
     assert_eq!(of.array.status().members[lacks].lacks_blocks, 1);
     drive.make_readable();
+    // What lies there is nobody's.
+    assert_eq!(crate::common::read_lent(&of.array, 0, &[BLOCK]).await, None);
     match how {
         Mender::Read => assert_eq!(of.holds(0, 1).await, Ok(true)),
         Mender::Scrub => drop(of.array.scrub(Limits::NONE).await.expect("scrubbed")),

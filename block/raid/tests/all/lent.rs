@@ -1,6 +1,7 @@
 //! Reads straight into memory that is lent: which go that way, and what one that fails does to an array.
 
 use crate::common::{BLOCK, Rig, pattern, read, read_lent, write_stripe};
+use levada_base::Epoch;
 use levada_base::reactor::Reactor;
 use levada_device::{BlockError, Device};
 use levada_raid::{Array, Level, RaidArray};
@@ -99,6 +100,19 @@ fn a_member_that_fails_is_thought_no_worse_of() {
         drive.pull();
         assert_eq!(read_lent(&array, 0, &[BLOCK]).await, None);
         assert_eq!(array.status().degraded, 0, "nobody has found out");
+    });
+}
+
+/// Fenced, it has all its members, and nothing that they hold is its own any more.
+#[test]
+fn an_array_that_somebody_else_has_reads_nothing() {
+    Reactor::simulated(1).block_on(async {
+        let array = full(&Rig::new(Level::Raid6, 6, 0, CHUNK, 8)).await;
+        assert!(read_lent(&array, 0, &[BLOCK]).await.is_some());
+        array.lose_to(Epoch(9));
+        let held = read(&array, 0, BLOCK).await;
+        assert!(matches!(held, Err(BlockError::Fenced { .. })), "{held:?}");
+        assert_eq!(read_lent(&array, 0, &[BLOCK]).await, None);
     });
 }
 

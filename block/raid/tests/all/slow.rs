@@ -1,6 +1,6 @@
 //! Slow members: noticed by name, done without where redundancy allows, and trusted again. On modelled drives and virtual time.
 
-use crate::common::{BLOCK, Rig, pattern, read};
+use crate::common::{BLOCK, Rig, pattern, read, read_lent};
 use levada_base::BufMut;
 use levada_base::meter::Latency;
 use levada_base::reactor::{self, Group, Reactor};
@@ -51,6 +51,14 @@ impl Bench {
 
     /// Reads of a block anywhere for so long, eight at once; how long they took.
     async fn work(&self, for_ms: u64) -> Latency {
+        self.work_by(for_ms, async |array, at| read(array, at, BLOCK).await.expect("read")).await
+    }
+
+    async fn work_by(
+        &self,
+        for_ms: u64,
+        read: impl AsyncFn(&RaidArray, u64) -> Vec<u8> + Copy + 'static,
+    ) -> Latency {
         let took = Rc::new(Latency::default());
         let blocks = self.stripes() * self.array.geometry().stripe_bytes / BLOCK as u64;
         let end = reactor::now() + Duration::from_millis(for_ms);
@@ -61,7 +69,7 @@ impl Bench {
                     while reactor::now() < end {
                         let at = reactor::random_u64() % blocks * BLOCK as u64;
                         let begun = reactor::now();
-                        let held = read(&array, at, BLOCK).await.expect("read");
+                        let held = read(&array, at).await;
                         took.add(begun.elapsed());
                         assert!(held == pattern(at, BLOCK, 1)[..], "block at {at}");
                     }
@@ -275,4 +283,21 @@ fn nothing_but_what_was_written_is_read() {
             assert!(reads.get() > 500, "seed {seed}: {} reads", reads.get());
         });
     }
+}
+
+/// Reads straight into memory that is lent tell as much, and leave it to others to do without somebody.
+#[test]
+fn a_slow_member_is_noticed_by_whatever_reads() {
+    Reactor::simulated(5).block_on(async {
+        let bench = Bench::new(Level::Raid6, 8).await;
+        assert!(read_lent(&bench.array, 0, &[BLOCK]).await.is_some());
+        bench.slow_down(SLOW_US);
+        let straight = async |array: &RaidArray, at| match read_lent(array, at, &[BLOCK]).await {
+            Some(held) => held,
+            None => read(array, at, BLOCK).await.expect("read"),
+        };
+        bench.work_by(4000, straight).await;
+        assert_eq!(bench.slow(), ["drive-2"]);
+        assert_eq!(read_lent(&bench.array, 0, &[BLOCK]).await, None);
+    });
 }
