@@ -1,4 +1,4 @@
-//! Reads straight into memory that somebody else lends ([`Device::read_lent`]), for arrays that have all they need at hand.
+//! Reads straight into memory that somebody else lends ([`levada_device::Device::read_lent`]), for arrays that have all they need at hand.
 //!
 //! What always holds:
 //! - Nothing is recomputed, kept, repaired or judged by what lies in such memory, which its owner may change at any time: where any of that
