@@ -10,7 +10,7 @@
 #![allow(unsafe_code)] // A signal handler, and the list that it shares with every thread.
 
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, fence};
 use std::sync::{Mutex, Once, PoisonError};
 
 const ENTRIES: usize = 256;
@@ -18,6 +18,8 @@ const ENTRIES: usize = 256;
 /// One mapping; unused while `start` is 0.
 #[derive(Default)]
 struct Entry {
+    /// Another one with every mapping that it is for.
+    version: AtomicUsize,
     start: AtomicUsize,
     bytes: AtomicUsize,
     is_lost: AtomicBool,
@@ -47,6 +49,7 @@ impl Guard {
         let free = chunks().flat_map(|chunk| &chunk.entries);
         let free = free.into_iter().find(|entry| entry.start.load(Ordering::Relaxed) == 0);
         let entry = free.unwrap_or_else(|| &grow().entries[0]);
+        entry.version.fetch_add(1, Ordering::AcqRel);
         entry.is_lost.store(false, Ordering::Relaxed);
         entry.bytes.store(bytes, Ordering::Relaxed);
         entry.start.store(start as usize, Ordering::Release);
@@ -61,6 +64,7 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
+        self.0.version.fetch_add(1, Ordering::AcqRel);
         self.0.start.store(0, Ordering::Release);
     }
 }
@@ -108,8 +112,14 @@ extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
 /// Puts zeroes in the place of the mapping that `at` is in; false when there is none.
 fn replace(at: usize) -> bool {
     for entry in chunks().flat_map(|chunk| &chunk.entries) {
+        // Another thread may be about to use it for another mapping: what does not belong together is not this one, which is held.
+        let version = entry.version.load(Ordering::Acquire);
         let (start, bytes) =
             (entry.start.load(Ordering::Acquire), entry.bytes.load(Ordering::Relaxed));
+        fence(Ordering::Acquire);
+        if entry.version.load(Ordering::Relaxed) != version {
+            continue;
+        }
         if start == 0 || !(start..start + bytes).contains(&at) {
             continue;
         }

@@ -120,6 +120,8 @@ impl<V: Volume + ?Sized + 'static> Served for Client<V> {
     }
 
     fn configuration(&self, queues: u16) -> Vec<u8> {
+        // What a guest reads there holds for its requests.
+        self.changed();
         disk::configuration(&*self.volume, queues)
     }
 

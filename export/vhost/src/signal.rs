@@ -104,8 +104,10 @@ impl Signal {
     pub(crate) fn tell(&self) {
         match self {
             Self::Event(fd) => {
-                // There is one since `new`.
-                let _ = Raiser::here(|raiser| raiser.raise(fd));
+                // On the thread of `new` there is one.
+                if let Err(error) = Raiser::here(|raiser| raiser.raise(fd)) {
+                    tracing::error!(%error, "a vhost client is not told of an answer");
+                }
             }
             Self::Pipe(fd) => {
                 let one = 1u64;
