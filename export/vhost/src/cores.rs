@@ -7,7 +7,7 @@
 //! What always holds:
 //! - A queue is served by one thread at a time. Who leaves a client where it stands ([`FarQueue`] is dropped) goes on only once that thread has let
 //!   go of the ring: whoever serves it next would else meet another who still does.
-//! - A thread waits for nobody, so waiting for one is short.
+//! - A thread waits for nobody. Only who leaves a client where it stands waits for one, for as long as it takes to copy what it is at.
 
 use crate::memory::Memory;
 use crate::queue::{Queue, Running, Signals};
@@ -130,7 +130,7 @@ impl Core {
         self.next.set(number + 1);
         self.queues.set(self.queues.get() + 1);
         self.order(Order::Begin(number, Box::new(begin)));
-        FarQueue { core: self, number, kick: RefCell::default() }
+        FarQueue { core: self, number, kick: RefCell::default(), has_ended: false }
     }
 }
 
@@ -150,6 +150,8 @@ pub(crate) struct FarQueue {
     number: u64,
     /// What it was told to listen to.
     kick: RefCell<Option<Rc<Kick>>>,
+    /// Nothing is taken from its ring any more, and all that was is answered.
+    has_ended: bool,
 }
 
 impl FarQueue {
@@ -190,10 +192,12 @@ impl FarQueue {
     }
 
     /// Stops taking requests, and returns when those that were taken are answered: where the ring stands.
-    pub(crate) async fn end(self) -> u32 {
+    pub(crate) async fn end(mut self) -> u32 {
         let (tell, mut told) = channel();
         self.core.order(Order::End(self.number, tell));
-        told.recv().await.expect("a queue ends unless it is left")
+        let base = told.recv().await.expect("a queue ends unless it is left");
+        self.has_ended = true;
+        base
     }
 }
 
@@ -206,8 +210,10 @@ impl Drop for FarQueue {
     fn drop(&mut self) {
         let (tell, told) = mpsc::channel();
         self.core.order(Order::Leave(self.number, tell));
-        // Not for what is asked of volumes, whose reactor this is, but for a task to be dropped.
-        let _ = told.recv();
+        if !self.has_ended {
+            // Not for what is asked of volumes, whose reactor this is, but for a task to be dropped: behind what that core is at just now.
+            let _ = told.recv();
+        }
         self.core.queues.set(self.core.queues.get() - 1);
     }
 }
