@@ -52,7 +52,7 @@ struct Meddler {
     input: RefCell<Vec<u8>>,
     used: Cell<usize>,
     /// Bytes were not passed on as they were.
-    has_forged: Cell<bool>,
+    has_forged: Rc<Cell<bool>>,
 }
 
 /// What becomes of a unit.
@@ -269,9 +269,10 @@ async fn run(bytes: &[u8]) {
     let meddler = Rc::new(Meddler {
         input: RefCell::new(meddled.to_vec()),
         used: Cell::new(0),
-        has_forged: Cell::new(false),
+        has_forged: Rc::default(),
     });
     let mut target = Target::new();
+    target.is_misquoted = Rc::clone(&meddler.has_forged);
     target.optional.set(OptionalCommands::RESERVATIONS, choices & 4 == 0);
     target.has_success_flag = choices & 8 == 0;
     let target = Rc::new(target);
@@ -329,6 +330,17 @@ mod tests {
         ) {
             let bytes = [requests, fates].concat();
             targets(&bytes);
+        }
+    }
+
+    #[test]
+    fn who_is_told_a_higher_limit_sends_more_than_is_taken() {
+        let write_all = [3, 7, 0, 0, AREA_BLOCKS as u8 - 1, 0];
+        let requests = [&[0, REQUESTS_MAX][..], &write_all.repeat(REQUESTS_MAX.into())].concat();
+        // The third byte of MAXH2CDATA is 1, whichever unit has it.
+        let forge = [156, 14, 0, 1];
+        for passed in 0..40 {
+            targets(&[&requests[..], &vec![0; passed], &forge].concat());
         }
     }
 }
