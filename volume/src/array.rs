@@ -207,7 +207,13 @@ impl<A: Array> Volume for ArrayVolume<A> {
             self.check(at, bytes)?;
             let is_whole = |bytes: u64| bytes.is_multiple_of(self.block_bytes);
             let are_blocks = is_whole(at) && into.iter().all(|part| is_whole(part.len() as u64));
-            if bytes == 0 || are_blocks && self.array.read_lent(at, into.clone()).await {
+            if bytes == 0 {
+                return Ok(());
+            }
+            if are_blocks
+                && let Some(reading) = self.array.read_lent(at, into.clone())
+                && reading.await
+            {
                 return Ok(());
             }
             put_all(&into, &[self.read_bytes(at, bytes).await?]);

@@ -3,7 +3,7 @@
 use crate::BlockError;
 use levada_base::lent::{bytes_lent, put_all};
 use levada_base::{BufMut, Epoch, IoVec, IoVecMut, LentVec};
-use std::future::{Future, ready};
+use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 
@@ -81,11 +81,12 @@ pub trait Device {
         self.read(at, into)
     }
 
-    /// Fills `into` from `at` on, without a copy of its own in between. `false`: not in this way, and then nothing is known but that `into` may hold
-    /// anything. The device may not be able to, and memory that is not ours can fail as well as the device can: so who asks reads again, into memory of
-    /// his own, before he thinks ill of anybody. Nothing that is kept may be made from what lies in such memory, as its owner may change it.
-    fn read_lent(&self, _at: u64, _into: LentVec) -> LentFuture<'_> {
-        Box::pin(ready(false))
+    /// Fills `into` from `at` on, without a copy of its own in between. `None`: not in this way; nothing begins before the future is polled, so
+    /// that several devices can be asked first. `false`: it did not succeed, and then nothing is known but that `into` may hold anything. Memory
+    /// that is not ours can fail as well as the device can, and be slow: so who asks reads again, into memory of his own, before he thinks ill of
+    /// anybody. Nothing that is kept may be made from what lies in such memory, as its owner may change it.
+    fn read_lent(&self, _at: u64, _into: LentVec) -> Option<LentFuture<'_>> {
+        None
     }
 
     /// Writes `from` at `at`. The buffers must not change meanwhile, which `Buf` guarantees.
@@ -132,13 +133,17 @@ pub fn check_range(info: &DeviceInfo, at: u64, bytes: u64) -> Result<(), BlockEr
 }
 
 /// [`Device::read_lent`] by way of memory of one's own: for devices that are there to be wrong now and then, and must be so here too.
-pub(crate) fn read_lent_by_copy(device: &dyn Device, at: u64, into: LentVec) -> LentFuture<'_> {
-    Box::pin(async move {
+pub(crate) fn read_lent_by_copy(
+    device: &dyn Device,
+    at: u64,
+    into: LentVec,
+) -> Option<LentFuture<'_>> {
+    Some(Box::pin(async move {
         let own = BufMut::for_overwrite(bytes_lent(&into) as usize).into_vec();
         let read = device.read(at, own).await;
         if let Ok(read) = &read {
             put_all(&into, read);
         }
         read.is_ok()
-    })
+    }))
 }

@@ -312,7 +312,7 @@ impl Device for FaultDevice {
         })
     }
 
-    fn read_lent(&self, at: u64, into: LentVec) -> LentFuture<'_> {
+    fn read_lent(&self, at: u64, into: LentVec) -> Option<LentFuture<'_>> {
         read_lent_by_copy(self, at, into)
     }
 

@@ -21,7 +21,6 @@ use levada_base::units::{BLOCK_BYTES, MIB, round_down};
 use levada_base::{BufMut, Epoch, IoVec, IoVecMut, Lent, LentVec};
 use std::cell::Cell;
 use std::fs::Metadata;
-use std::future::ready;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -285,7 +284,7 @@ impl Device for FileDevice {
         })
     }
 
-    fn read_lent(&self, at: u64, into: LentVec) -> LentFuture<'_> {
+    fn read_lent(&self, at: u64, into: LentVec) -> Option<LentFuture<'_>> {
         // Past the page cache, drives take memory at multiples of a page, and pieces of whole blocks.
         let is_fit = |part: &Lent| {
             part.is_aligned(BLOCK_BYTES as usize)
@@ -293,16 +292,16 @@ impl Device for FileDevice {
         };
         let bytes = bytes_lent(&into);
         if check_range(&self.info, at, bytes).is_err() || !into.iter().all(is_fit) {
-            return Box::pin(ready(false));
+            return None;
         }
-        Box::pin(async move {
+        Some(Box::pin(async move {
             // What it says of a failure may be said of that memory.
             let is_read = self.file.read_into(at, into).await.is_ok();
             if is_read {
                 self.count(|health| health.bytes_read += bytes);
             }
             is_read
-        })
+        }))
     }
 
     fn write(&self, at: u64, from: IoVec, durability: Durability) -> IoFuture<'_, ()> {

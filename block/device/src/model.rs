@@ -111,9 +111,10 @@ impl Device for ModelDevice {
         self.hold(answer_at, self.inner.read(at, into))
     }
 
-    fn read_lent(&self, at: u64, into: LentVec) -> LentFuture<'_> {
-        let answer_at = self.answer_at(bytes_lent(&into));
-        self.hold(answer_at, self.inner.read_lent(at, into))
+    fn read_lent(&self, at: u64, into: LentVec) -> Option<LentFuture<'_>> {
+        let bytes = bytes_lent(&into);
+        let reading = self.inner.read_lent(at, into)?;
+        Some(Box::pin(async move { self.hold(self.answer_at(bytes), reading).await }))
     }
 
     fn write(&self, at: u64, from: IoVec, durability: Durability) -> IoFuture<'_, ()> {

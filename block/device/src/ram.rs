@@ -77,11 +77,8 @@ impl RamDevice {
         Ok(into)
     }
 
-    fn read_lent_now(&self, at: u64, into: &LentVec) -> bool {
-        let bytes = bytes_lent(into);
-        if check_range(&self.info, at, bytes).is_err() {
-            return false;
-        }
+    /// Of a range that is inside.
+    fn read_lent_now(&self, at: u64, into: &LentVec) {
         let pieces = self.pieces.borrow();
         let mut at = at;
         for part in into {
@@ -96,8 +93,7 @@ impl RamDevice {
             });
             at += part.len() as u64;
         }
-        self.count_read(bytes);
-        true
+        self.count_read(bytes_lent(into));
     }
 
     fn count_read(&self, bytes: u64) {
@@ -148,8 +144,12 @@ impl Device for RamDevice {
         Box::pin(ready(self.read_now(at, into)))
     }
 
-    fn read_lent(&self, at: u64, into: LentVec) -> LentFuture<'_> {
-        Box::pin(ready(self.read_lent_now(at, &into)))
+    fn read_lent(&self, at: u64, into: LentVec) -> Option<LentFuture<'_>> {
+        check_range(&self.info, at, bytes_lent(&into)).ok()?;
+        Some(Box::pin(async move {
+            self.read_lent_now(at, &into);
+            true
+        }))
     }
 
     fn write(&self, at: u64, from: IoVec, _: Durability) -> IoFuture<'_, ()> {

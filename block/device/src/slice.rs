@@ -89,12 +89,10 @@ impl Device for Slice {
         })
     }
 
-    fn read_lent(&self, at: u64, into: LentVec) -> LentFuture<'_> {
-        Box::pin(async move {
-            self.admit_range(at, bytes_lent(&into)).is_ok()
-                && self.drive.device().read_lent(self.entry.start + at, into).await
-                && !self.drive.is_failed()
-        })
+    fn read_lent(&self, at: u64, into: LentVec) -> Option<LentFuture<'_>> {
+        self.admit_range(at, bytes_lent(&into)).ok()?;
+        let reading = self.drive.device().read_lent(self.entry.start + at, into)?;
+        Some(Box::pin(async move { reading.await && !self.drive.is_failed() }))
     }
 
     fn write(&self, at: u64, from: IoVec, durability: Durability) -> IoFuture<'_, ()> {

@@ -22,7 +22,7 @@ use crate::neighbours::Neighbours;
 use crate::pace::Foreground;
 use crate::redundancy::Redundancy;
 use crate::scrub::Scrubbed;
-use crate::slow::Slowness;
+use crate::slow::{Slowness, Way};
 use crate::status::{ArrayEvent, Progress};
 use crate::superblock::Areas;
 use crate::update::Updates;
@@ -38,6 +38,7 @@ use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
+use std::pin::Pin;
 use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
@@ -293,28 +294,7 @@ impl Engine {
         if member.lacks(&(at..at + bytes)) {
             return Err(BlockError::Medium { at, bytes });
         }
-        let mut reading = device.read(at, into);
-        let result = match poll!(&mut reading) {
-            // What is answered within the call took no time to speak of; asking the clock would take longer than all else
-            // here (null members, 4 KiB: 25 % of a read).
-            Poll::Ready(result) => {
-                member.stats.latency.add(Duration::ZERO);
-                result
-            }
-            Poll::Pending => {
-                let begun = reactor::now();
-                let in_flight = InFlight::begin(&member.in_flight);
-                let result = reading.await;
-                drop(in_flight);
-                let now = reactor::now();
-                let took = now.since(begun);
-                member.stats.latency.add(took);
-                if result.is_ok() {
-                    self.note_read(member, took, now);
-                }
-                result
-            }
-        };
+        let result = self.time_read(member, Way::Own, device.read(at, into), Result::is_ok).await;
         match &result {
             Ok(parts) => {
                 add(&member.stats.bytes_read, bytes);
@@ -329,6 +309,33 @@ impl Engine {
                 }
             }
             Err(error) => self.judge(member, error, Operation::Read { at }),
+        }
+        result
+    }
+
+    /// Waits for what a member reads, and notes how long that took.
+    pub async fn time_read<T>(
+        &self,
+        member: &Member,
+        way: Way,
+        mut reading: Pin<Box<dyn Future<Output = T> + '_>>,
+        is_read: impl Fn(&T) -> bool,
+    ) -> T {
+        // What is answered within the call took no time to speak of; asking the clock would take longer than all else here (null members, 4 KiB:
+        // 25 % of a read).
+        if let Poll::Ready(result) = poll!(&mut reading) {
+            member.stats.latency.add(Duration::ZERO);
+            return result;
+        }
+        let begun = reactor::now();
+        let in_flight = InFlight::begin(&member.in_flight);
+        let result = reading.await;
+        drop(in_flight);
+        let now = reactor::now();
+        let took = now.since(begun);
+        member.stats.latency.add(took);
+        if is_read(&result) {
+            self.note_read(member, way, took, now);
         }
         result
     }

@@ -3,23 +3,24 @@
 //! What always holds:
 //! - Nothing is recomputed, kept, repaired or judged by what lies in such memory, which its owner may change at any time: where any of that
 //!   would be needed the answer is "not in this way", and an ordinary read does it.
-//! - A member that fails here is thought no worse of: that memory may have failed. The ordinary read that follows finds out.
+//! - A member that fails here is thought no worse of: that memory may have failed. The ordinary read that follows finds out. Nor is one called slow
+//!   for it, as that memory may have been (`slow.rs`).
 
 use crate::array::MemberSet;
-use crate::engine::{Engine, InFlight};
+use crate::engine::Engine;
 use crate::map::Bit;
 use crate::member::{Member, add};
 use crate::redundancy::Redundancy;
 use crate::rows::ROW_BYTES;
+use crate::slow::Way;
 use futures_util::future::join_all;
-use futures_util::poll;
 use levada_base::lent::bytes_lent;
-use levada_base::{Lent, LentVec, reactor};
+use levada_base::{Lent, LentVec};
 use levada_device::check_range;
 use smallvec::SmallVec;
+use std::future::Future;
+use std::mem::take;
 use std::rc::Rc;
-use std::task::Poll;
-use std::time::Duration;
 
 /// A contiguous read of one member.
 struct Run {
@@ -29,26 +30,51 @@ struct Run {
     into: LentVec,
 }
 
+/// Where all of a read lies.
+#[derive(Default)]
+struct Found {
+    runs: SmallVec<[Run; 1]>,
+    /// What was never written.
+    holes: LentVec,
+}
+
 impl Engine {
     /// Fills `into` from `at` on; `false`: not in this way.
-    pub async fn read_lent(self: &Rc<Self>, at: u64, into: LentVec) -> bool {
-        if !self.can_lend(at, &into) {
-            return false;
-        }
-        let Some(runs) = self.lent_runs(at, into) else { return false };
+    pub async fn read_lent(&self, at: u64, into: LentVec) -> bool {
+        let Some(Found { mut runs, holes }) = self.find_lent(at, into) else { return false };
         // Most small reads.
-        if let [_] = &runs[..] {
-            let run = runs.into_iter().next().expect("there is one");
-            return self.member_read_lent(&run.member, run.at, run.into).await;
+        if let ([run], []) = (&mut runs[..], &holes[..]) {
+            let Some(reading) = self.ask(run) else { return false };
+            return reading.await;
         }
-        let reads = runs
-            .into_iter()
-            .map(|run| async move { self.member_read_lent(&run.member, run.at, run.into).await });
-        join_all(reads).await.into_iter().all(|is_read| is_read)
+        // In a box, as it would make each small read's future as large.
+        Box::pin(async {
+            // Nobody begins before all have said that they can: who reads again in another way reads all of it.
+            let asked: Option<Vec<_>> = runs.iter_mut().map(|run| self.ask(run)).collect();
+            let Some(asked) = asked else { return false };
+            holes.iter().for_each(Lent::clear);
+            join_all(asked).await.into_iter().all(|is_read| is_read)
+        })
+        .await
     }
 
-    /// Where nobody is missing or passed over. Of a mirror, what a copy holds may be a mark that it is left out, which must be looked for.
-    fn can_lend(&self, at: u64, into: &LentVec) -> bool {
+    /// A read of a member, which begins when it is polled.
+    fn ask<'a>(&'a self, run: &'a mut Run) -> Option<impl Future<Output = bool> + 'a> {
+        let into = take(&mut run.into);
+        let Run { member, at, end, .. } = &*run;
+        let device = member.device.as_ref().filter(|_| !member.lacks(&(*at..*end)))?;
+        let reading = device.read_lent(*at, into)?;
+        Some(async move {
+            let is_read = self.time_read(member, Way::Lent, reading, |is_read| *is_read).await;
+            if is_read {
+                add(&member.stats.bytes_read, end - at);
+            }
+            is_read
+        })
+    }
+
+    /// False where [`Engine::read_lent`] is not worth while: where somebody is missing or passed over. Of a mirror, what a copy holds may be a mark that it is left out, which must be looked for.
+    pub fn can_lend(&self, at: u64, into: &LentVec) -> bool {
         let are_rows = at.is_multiple_of(ROW_BYTES)
             && into.iter().all(|part| (part.len() as u64).is_multiple_of(ROW_BYTES));
         are_rows
@@ -56,13 +82,13 @@ impl Engine {
             && self.stopped.borrow().is_none()
             && self.lost.is_empty()
             && !self.map.is_short()
-            && self.shunned(MemberSet::NONE).is_empty()
+            && self.may_lend()
             && check_range(&self.info, at, bytes_lent(into)).is_ok()
     }
 
     /// `None` where somebody has to be done without.
-    fn lent_runs(&self, mut at: u64, into: LentVec) -> Option<SmallVec<[Run; 1]>> {
-        let mut runs: SmallVec<[Run; 1]> = SmallVec::new();
+    fn find_lent(&self, mut at: u64, into: LentVec) -> Option<Found> {
+        let mut found = Found::default();
         // By member: its last run.
         let mut last_run = [u32::MAX; 64];
         let mut is_all_there = true;
@@ -72,54 +98,20 @@ impl Engine {
                 let lent = part.part(done, bytes as usize);
                 done += bytes as usize;
                 if !self.map.has(Bit::Written, stripe) {
-                    lent.clear();
+                    found.holes.push(lent);
                     return;
                 }
                 match self.source(stripe, chunk, MemberSet::NONE) {
                     Some((member, place)) => {
                         let at = self.member_offset(place.slot, within);
-                        add_lent(&mut runs, &mut last_run, member, at, lent);
+                        add_lent(&mut found.runs, &mut last_run, member, at, lent);
                     }
                     None => is_all_there = false,
                 }
             });
             at += part.len() as u64;
         }
-        is_all_there.then_some(runs)
-    }
-
-    async fn member_read_lent(&self, member: &Rc<Member>, at: u64, into: LentVec) -> bool {
-        let Some(device) = &member.device else { return false };
-        let bytes = bytes_lent(&into);
-        if member.lacks(&(at..at + bytes)) {
-            return false;
-        }
-        let mut reading = device.read_lent(at, into);
-        let is_read = match poll!(&mut reading) {
-            Poll::Ready(is_read) => {
-                if is_read {
-                    member.stats.latency.add(Duration::ZERO);
-                }
-                is_read
-            }
-            Poll::Pending => {
-                let begun = reactor::now();
-                let in_flight = InFlight::begin(&member.in_flight);
-                let is_read = reading.await;
-                drop(in_flight);
-                let now = reactor::now();
-                if is_read {
-                    let took = now.since(begun);
-                    member.stats.latency.add(took);
-                    self.note_read(member, took, now);
-                }
-                is_read
-            }
-        };
-        if is_read {
-            add(&member.stats.bytes_read, bytes);
-        }
-        is_read
+        is_all_there.then_some(found)
     }
 }
 

@@ -310,8 +310,12 @@ impl Device for RaidArray {
         self.of_class(IoClass::Foreground, Kind::Read, io)
     }
 
-    fn read_lent(&self, at: u64, into: LentVec) -> LentFuture<'_> {
-        self.engine.foreground.watch(Kind::Read, Box::pin(self.engine.read_lent(at, into)))
+    fn read_lent(&self, at: u64, into: LentVec) -> Option<LentFuture<'_>> {
+        let Self { engine, .. } = self;
+        if !engine.can_lend(at, &into) {
+            return None;
+        }
+        Some(engine.foreground.watch(Kind::Read, Box::pin(engine.read_lent(at, into))))
     }
 
     fn read_agreed(&self, at: u64, into: IoVecMut) -> IoFuture<'_, IoVecMut> {

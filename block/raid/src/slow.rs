@@ -10,6 +10,9 @@
 //! - Only speed is decided here. A read that cannot be answered without a slow member asks it, as if it were not slow.
 //! - Who is asked far more often than the others is not called slow for that: it may just have a queue.
 //! - A member that answers within the call costs nothing here.
+//! - Nobody is called slow for memory that is not ours. A read straight into memory that is lent (`lent.rs`) takes as long as that memory, too:
+//!   where a guest had its pages taken away, each is a fault. So such reads raise suspicion, and then nothing is read in that way until
+//!   ordinary reads have said whether who is suspected is slow. While somebody is, they alone count.
 //!
 //! Nothing is kept over a restart.
 
@@ -39,6 +42,8 @@ const PROOF_MAX: u32 = 64;
 /// Of the reads that do without a slow member, one in so many goes to it. No power of two, which the order of reads may
 /// have a rhythm of.
 const PROBE_EVERY: u64 = 61;
+/// A suspicion ends after so many rounds in which too few reads of who is suspected say whether it is slow.
+const PROOF_ROUNDS: u32 = 256;
 
 /// How much slower than the others is too slow: at least so many times as long, and so much longer.
 struct Bound {
@@ -62,6 +67,20 @@ impl Bound {
     }
 }
 
+/// Into whose memory a member's read goes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    Own,
+    Lent,
+}
+
+/// A member that is suspected because of reads into memory that is lent. Until others have told there are no more of them.
+#[derive(Clone, Copy)]
+struct Suspicion {
+    of: usize,
+    rounds_left: u32,
+}
+
 /// What a member's reads took in this round.
 pub(crate) struct Recent {
     took_us: RefCell<[u32; KEPT]>,
@@ -70,6 +89,8 @@ pub(crate) struct Recent {
     against: Cell<u32>,
     /// How often it was called slow.
     times_slow: Cell<u32>,
+    /// Some of its reads went into memory that is lent, in this round or in those that speak against it.
+    has_lent: Cell<bool>,
 }
 
 impl Default for Recent {
@@ -79,6 +100,7 @@ impl Default for Recent {
             count: Cell::new(0),
             against: Cell::new(0),
             times_slow: Cell::new(0),
+            has_lent: Cell::new(false),
         }
     }
 }
@@ -92,7 +114,10 @@ struct Told {
 }
 
 impl Recent {
-    fn add(&self, took: Duration) {
+    fn add(&self, took: Duration, way: Way) {
+        if way == Way::Lent {
+            self.has_lent.set(true);
+        }
         let count = self.count.get();
         let us = u32::try_from(took.as_micros()).unwrap_or(u32::MAX);
         self.took_us.borrow_mut()[count as usize % KEPT] = us;
@@ -112,6 +137,20 @@ impl Recent {
         Some(Told { count, median: at(5), decile: at(9) })
     }
 
+    /// The next round begins.
+    fn begin(&self) {
+        self.count.set(0);
+        if self.against.get() == 0 {
+            self.has_lent.set(false);
+        }
+    }
+
+    /// Nothing counts of what was.
+    fn forget(&self) {
+        self.against.set(0);
+        self.begin();
+    }
+
     /// Rounds in which it must be as fast as the others before it is called so.
     fn proof(&self) -> u32 {
         ((ROUNDS / 2) << self.times_slow.get().min(16)).min(PROOF_MAX)
@@ -127,6 +166,7 @@ pub(crate) struct Slowness {
     round_began: Cell<Instant>,
     /// Reads that could do without a slow member.
     asked: Cell<u64>,
+    suspicion: Cell<Option<Suspicion>>,
 }
 
 impl Default for Slowness {
@@ -137,6 +177,7 @@ impl Default for Slowness {
             reads: Cell::new(0),
             round_began: Cell::default(),
             asked: Cell::new(0),
+            suspicion: Cell::new(None),
         }
     }
 }
@@ -158,17 +199,29 @@ impl Slowness {
         if slow.is_empty() || !self.avoids.get() {
             return MemberSet::NONE;
         }
+        if self.is_turn_of_a_probe() { MemberSet::NONE } else { slow }
+    }
+
+    fn is_turn_of_a_probe(&self) -> bool {
         let asked = self.asked.get() + 1;
         self.asked.set(asked);
-        if asked.is_multiple_of(PROBE_EVERY) { MemberSet::NONE } else { slow }
+        asked.is_multiple_of(PROBE_EVERY)
+    }
+
+    /// Reads into memory that is lent count.
+    fn hears_lent(&self) -> bool {
+        self.suspicion.get().is_none() && self.slow.get().is_empty()
     }
 }
 
 impl Engine {
     /// A member answered a read, not within the call. `now` is when, as its caller knows it anyway.
-    pub fn note_read(&self, member: &Member, took: Duration, now: Instant) {
-        member.recent.add(took);
+    pub fn note_read(&self, member: &Member, way: Way, took: Duration, now: Instant) {
         let slowness = &self.slowness;
+        if way == Way::Lent && !slowness.hears_lent() {
+            return;
+        }
+        member.recent.add(took, way);
         let reads = slowness.reads.get() + 1;
         slowness.reads.set(reads);
         let enough = READS_PER_ROUND * self.layout.width as u64;
@@ -182,13 +235,15 @@ impl Engine {
     /// The end of a round.
     fn judge_speed(&self) {
         let roles = self.roles.borrow().clone();
-        let in_sync = |member: &Rc<Member>| member.is_in_sync();
-        let told: SmallVec<[(Rc<Member>, Told); 16]> = roles
-            .into_iter()
+        let mut suspicion = self.slowness.suspicion.get();
+        let in_sync = |member: &&Rc<Member>| member.is_in_sync();
+        let told: SmallVec<[(&Rc<Member>, Told); 16]> = roles
+            .iter()
             .flatten()
             .filter(in_sync)
             .filter_map(|member| member.recent.told().map(|told| (member, told)))
             .collect();
+        let have_lent = told.iter().any(|(member, _)| member.recent.has_lent.get());
         for (at, (member, its)) in told.iter().enumerate() {
             let others = || told.iter().enumerate().filter(|(i, _)| *i != at).map(|(_, (_, t))| *t);
             let (Some(count), Some(median), Some(decile)) = (
@@ -205,8 +260,15 @@ impl Engine {
                 && (exceeds(MEDIAN, its.median, median) || exceeds(DECILE, its.decile, decile));
             let recent = &member.recent;
             recent.against.set(if seems_slow == is_slow { 0 } else { recent.against.get() + 1 });
+            if !seems_slow {
+                suspicion.take_if(|suspicion| suspicion.of == member.index);
+            }
             let (index, name) = (member.index, member.name.clone());
             if !is_slow && recent.against.get() >= ROUNDS {
+                if have_lent {
+                    return self.suspect(index);
+                }
+                suspicion = None;
                 recent.times_slow.set(recent.times_slow.get() + 1);
                 self.slowness.set(index, true);
                 let (took, others) = match MEDIAN.is_met(its.median, median) {
@@ -223,7 +285,25 @@ impl Engine {
             recent.against.set(0);
         }
         // Who had too few goes on counting.
-        told.iter().for_each(|(member, _)| member.recent.count.set(0));
+        told.iter().for_each(|(member, _)| member.recent.begin());
+        self.slowness.suspicion.set(suspicion.and_then(|Suspicion { of, rounds_left }| {
+            Some(Suspicion { of, rounds_left: rounds_left.checked_sub(1)? })
+        }));
+    }
+
+    /// From now on reads go into our own memory, and what they took before does not count.
+    fn suspect(&self, of: usize) {
+        self.slowness.suspicion.set(Some(Suspicion { of, rounds_left: PROOF_ROUNDS }));
+        self.roles.borrow().iter().flatten().for_each(|member| member.recent.forget());
+    }
+
+    /// Whether this read may go straight into memory that is lent: where nobody is suspected, or passed over as slow. Where somebody is slow and reads
+    /// cannot do without, or shall not, some go the other way, by which it is noticed when it is as fast as the others again.
+    pub fn may_lend(&self) -> bool {
+        let slowness = &self.slowness;
+        let passes_over = || slowness.avoids.get() && self.layout.level.has_parity();
+        slowness.suspicion.get().is_none()
+            && (slowness.slow.get().is_empty() || !passes_over() && !slowness.is_turn_of_a_probe())
     }
 
     /// The slow members that a read of a level with parity does without: as many as leave enough.
@@ -262,6 +342,8 @@ impl Engine {
     /// A member plays no role any more, or another one is in its place.
     pub fn forget_speed(&self, member: usize) {
         self.slowness.set(member, false);
+        let suspicion = self.slowness.suspicion.get();
+        self.slowness.suspicion.set(suspicion.filter(|suspicion| suspicion.of != member));
     }
 }
 
@@ -290,9 +372,9 @@ mod tests {
     #[test]
     fn a_few_reads_tell_nothing_and_the_last_ones_count() {
         let recent = Recent::default();
-        (1..READS_LEAST).for_each(|_| recent.add(Duration::from_secs(9)));
+        (1..READS_LEAST).for_each(|_| recent.add(Duration::from_secs(9), Way::Own));
         assert!(recent.told().is_none());
-        (0..KEPT as u64).for_each(|ms| recent.add(Duration::from_millis(ms)));
+        (0..KEPT as u64).for_each(|ms| recent.add(Duration::from_millis(ms), Way::Own));
         let told = recent.told().expect("enough");
         assert_eq!((told.median.as_millis(), told.decile.as_millis()), (32, 57));
         assert_eq!(told.count, READS_LEAST - 1 + KEPT as u64);

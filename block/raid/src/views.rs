@@ -88,11 +88,9 @@ impl Device for StripeRange {
         }
     }
 
-    fn read_lent(&self, at: u64, into: LentVec) -> LentFuture<'_> {
-        match self.inside(at, bytes_lent(&into)) {
-            Ok(at) => self.array.read_lent(at, into),
-            Err(_) => Box::pin(ready(false)),
-        }
+    fn read_lent(&self, at: u64, into: LentVec) -> Option<LentFuture<'_>> {
+        let at = self.inside(at, bytes_lent(&into)).ok()?;
+        self.array.read_lent(at, into)
     }
 
     fn read_agreed(&self, at: u64, into: IoVecMut) -> IoFuture<'_, IoVecMut> {
@@ -237,11 +235,9 @@ impl Device for ByteRange {
         }
     }
 
-    fn read_lent(&self, at: u64, into: LentVec) -> LentFuture<'_> {
-        match check_range(&self.info, at, bytes_lent(&into)) {
-            Ok(()) => self.device.read_lent(self.start + at, into),
-            Err(_) => Box::pin(ready(false)),
-        }
+    fn read_lent(&self, at: u64, into: LentVec) -> Option<LentFuture<'_>> {
+        check_range(&self.info, at, bytes_lent(&into)).ok()?;
+        self.device.read_lent(self.start + at, into)
     }
 
     fn read_agreed(&self, at: u64, into: IoVecMut) -> IoFuture<'_, IoVecMut> {

@@ -75,6 +75,32 @@ fn what_cannot_go_straight_says_so() {
     });
 }
 
+/// Remote drives beside local ones, say: who reads again reads all of it.
+#[test]
+fn where_one_cannot_nobody_begins() {
+    Reactor::simulated(1).block_on(async {
+        let rig = Rig::new(Level::Raid6, 6, 0, CHUNK, 8);
+        let array = full(&rig).await;
+        let reads = || rig.drives.iter().map(|drive| drive.reads.get()).sum::<u64>();
+        let stripe_bytes = array.geometry().stripe_bytes as usize;
+        for remote in 0..6 {
+            rig.drives[remote].lends_not.set(true);
+            let before = reads();
+            for stripe in 0..6 {
+                let at = stripe * stripe_bytes as u64;
+                let holds = array.members_of(at, stripe_bytes as u64);
+                let held = read_lent(&array, at, &[stripe_bytes]).await;
+                assert_eq!(held.is_some(), !holds.contains(remote));
+                assert_eq!(held.is_some(), reads() > before, "{remote}, {stripe}");
+                if held.is_some() {
+                    break;
+                }
+            }
+            rig.drives[remote].lends_not.set(false);
+        }
+    });
+}
+
 /// That memory may have failed, and its owner could have every drive taken out else.
 #[test]
 fn a_member_that_fails_is_thought_no_worse_of() {

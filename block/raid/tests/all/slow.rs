@@ -285,19 +285,98 @@ fn nothing_but_what_was_written_is_read() {
     }
 }
 
-/// Reads straight into memory that is lent tell as much, and leave it to others to do without somebody.
+/// A block, straight into memory that is lent where that can be.
+async fn straight(array: &RaidArray, at: u64) -> Vec<u8> {
+    match read_lent(array, at, &[BLOCK]).await {
+        Some(held) => held,
+        None => read(array, at, BLOCK).await.expect("read"),
+    }
+}
+
+/// Reads straight into memory that is lent raise suspicion, and leave it to others to find out and to do without somebody.
 #[test]
 fn a_slow_member_is_noticed_by_whatever_reads() {
     Reactor::simulated(5).block_on(async {
-        let bench = Bench::new(Level::Raid6, 8).await;
+        let mut bench = Bench::new(Level::Raid6, 8).await;
         assert!(read_lent(&bench.array, 0, &[BLOCK]).await.is_some());
         bench.slow_down(SLOW_US);
-        let straight = async |array: &RaidArray, at| match read_lent(array, at, &[BLOCK]).await {
-            Some(held) => held,
-            None => read(array, at, BLOCK).await.expect("read"),
-        };
-        bench.work_by(4000, straight).await;
+        bench.work_by(5000, straight).await;
         assert_eq!(bench.slow(), ["drive-2"]);
-        assert_eq!(read_lent(&bench.array, 0, &[BLOCK]).await, None);
+        for _ in 0..100 {
+            let held = read_lent(&bench.array, 0, &[BLOCK]).await;
+            assert_eq!(held, None, "nor in the turn of a probe");
+        }
+        bench.slow_down(0);
+        bench.work_by(60_000, straight).await;
+        assert!(bench.slow().is_empty());
+        assert!(read_lent(&bench.array, 0, &[BLOCK]).await.is_some());
+        assert_eq!(bench.told().len(), 2, "slow, and no more");
+    });
+}
+
+/// The slower it is, the fewer its answers; and others are read far more often.
+#[test]
+fn a_slow_member_that_answers_a_few_reads_is_noticed() {
+    Reactor::simulated(7).block_on(async {
+        let bench = Bench::new(Level::Raid6, 8).await;
+        bench.slow_down(400_000);
+        let blocks = bench.stripes() * bench.array.geometry().stripe_bytes / BLOCK as u64;
+        let is_of_slow = |at: &u64| bench.array.members_of(*at, BLOCK as u64).contains(SLOW);
+        let all = (0..blocks).map(|block| block * BLOCK as u64);
+        let (slow, others): (Vec<u64>, Vec<u64>) = all.partition(is_of_slow);
+        let (slow, others) = (Rc::new(slow), Rc::new(others));
+        let group = reactor::current_group().child();
+        for worker in 0..10 {
+            let (array, blocks) = (bench.array.clone(), if worker < 2 { &slow } else { &others });
+            let blocks = Rc::clone(blocks);
+            reactor::spawn_in(&group, async move {
+                loop {
+                    straight(&array, blocks[reactor::random_u64() as usize % blocks.len()]).await;
+                }
+            });
+        }
+        reactor::sleep(Duration::from_secs(15)).await;
+        group.kill();
+        assert_eq!(bench.slow(), ["drive-2"]);
+    });
+}
+
+/// Where reads cannot do without it, they go on straight, but for some that tell when it has recovered.
+#[test]
+fn reads_of_a_slow_member_that_nobody_can_do_without_go_straight() {
+    Reactor::simulated(8).block_on(async {
+        let bench = Bench::new(Level::Raid0, 8).await;
+        bench.slow_down(SLOW_US);
+        bench.work_by(5000, straight).await;
+        assert_eq!(bench.slow(), ["drive-2"]);
+        let mut refused = 0;
+        for _ in 0..610 {
+            refused += u32::from(read_lent(&bench.array, 0, &[BLOCK]).await.is_none());
+        }
+        assert_eq!(refused, 10);
+        bench.slow_down(0);
+        bench.work_by(120_000, straight).await;
+        assert!(bench.slow().is_empty());
+    });
+}
+
+/// Whoever lends it could have any drive called slow.
+#[test]
+fn nobody_is_slow_for_the_memory_of_others() {
+    Reactor::simulated(6).block_on(async {
+        let mut bench = Bench::new(Level::Raid6, 8).await;
+        bench.rig.drives[SLOW].lent_us.set(SLOW_US);
+        let (mut yes, mut no) = (0, 0);
+        for tenths in 0..300 {
+            bench.work_by(100, straight).await;
+            let (slow, told) = (bench.slow(), bench.told());
+            assert!(slow.is_empty() && told.is_empty(), "after {tenths}/10 s: {slow:?}, {told:?}");
+            match read_lent(&bench.array, 0, &[BLOCK]).await {
+                Some(_) => yes += 1,
+                None => no += 1,
+            }
+        }
+        assert!(no > 0, "there were suspicions");
+        assert!(yes > 2 * no, "most of the time there are none: {no} of {}", yes + no);
     });
 }

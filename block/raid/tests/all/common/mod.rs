@@ -49,6 +49,10 @@ pub struct TestDrive {
     /// A request takes less than this, by chance, besides `least_us`.
     pub delay_us: Cell<u64>,
     pub least_us: Cell<u64>,
+    /// Reads into memory that is lent take so much longer.
+    pub lent_us: Cell<u64>,
+    /// It cannot read into such memory.
+    pub lends_not: Cell<bool>,
     /// Other machines reach it as well.
     pub is_shared: Cell<bool>,
 }
@@ -76,6 +80,8 @@ impl TestDrive {
             reads: Cell::new(0),
             delay_us: Cell::new(30),
             least_us: Cell::new(0),
+            lent_us: Cell::new(0),
+            lends_not: Cell::new(false),
             is_shared: Cell::new(false),
         })
     }
@@ -296,15 +302,19 @@ impl Device for TestDrive {
     }
 
     /// One that fails leaves rubbish.
-    fn read_lent(&self, at: u64, into: LentVec) -> LentFuture<'_> {
-        Box::pin(async move {
+    fn read_lent(&self, at: u64, into: LentVec) -> Option<LentFuture<'_>> {
+        if self.lends_not.get() {
+            return None;
+        }
+        Some(Box::pin(async move {
+            reactor::sleep(Duration::from_micros(self.lent_us.get())).await;
             let bytes = bytes_lent(&into) as usize;
             let read = self.read(at, BufMut::for_overwrite(bytes).into_vec()).await;
             let is_read = read.is_ok();
             let rubbish = || BufMut::copy_of(&vec![0xa5; bytes]).into_vec();
             put_all(&into, &read.unwrap_or_else(|_| rubbish()));
             is_read
-        })
+        }))
     }
 
     fn write(&self, at: u64, from: IoVec, durability: Durability) -> IoFuture<'_, ()> {
@@ -488,7 +498,7 @@ pub async fn read_lent(array: &dyn Device, at: u64, parts: &[usize]) -> Option<V
         start += len;
         lender.lend(start - len, *len)
     });
-    let is_read = array.read_lent(at, lent.collect()).await;
+    let is_read = array.read_lent(at, lent.collect())?.await;
     is_read.then(|| lender.bytes())
 }
 
