@@ -587,6 +587,55 @@ fn two_reactors_talk_through_mailboxes() {
     });
 }
 
+/// Other processes have a bell of it, too, and could fill it so that it does not ring any more.
+#[test]
+fn a_message_wakes_a_reactor_whose_bell_for_others_is_full() {
+    machine().block_on(async {
+        let mut bell = std::fs::File::from(reactor::pipe::Bell::of_this_reactor().unwrap());
+        bell.write_all(&(u64::MAX - 1).to_ne_bytes()).unwrap();
+        let full = bell.write(&1u64.to_ne_bytes()).unwrap_err();
+        assert_eq!(full.kind(), ErrorKind::WouldBlock);
+        let (sender, mut mailbox) = mailbox::channel::<Instant>().unwrap();
+        let thread = std::thread::spawn(move || {
+            for _ in 0..5 {
+                // It sleeps by then.
+                std::thread::sleep(Duration::from_millis(20));
+                sender.send(Instant::now()).unwrap();
+            }
+        });
+        for _ in 0..5 {
+            let received = reactor::timeout(Duration::from_secs(20), mailbox.recv()).await;
+            let sent = received.expect("long before").expect("sent");
+            assert!(sent.elapsed() < Duration::from_secs(5), "woken by it, and not by a clock");
+        }
+        thread.join().unwrap();
+    });
+}
+
+/// Whoever still has a sender of one that is gone disturbs nobody, also where another one has its place.
+#[test]
+fn mailboxes_come_and_go() {
+    machine().block_on(async {
+        let mut old = Vec::new();
+        for round in 0..50u64 {
+            let (sender, mut mailbox) = mailbox::channel::<u64>().unwrap();
+            let ringing = old.clone();
+            let thread = std::thread::spawn(move || {
+                for gone in &ringing {
+                    let gone: &mailbox::Sender<u64> = gone;
+                    assert_eq!(gone.send(1), Err(1));
+                }
+                drop(ringing);
+                sender.send(round).unwrap();
+                sender
+            });
+            let received = reactor::timeout(Duration::from_secs(20), mailbox.recv()).await;
+            assert_eq!(received.expect("long before"), Some(round));
+            old.push(thread.join().unwrap());
+        }
+    });
+}
+
 /// Several of one reactor share its bell, and each hears what is its own, whether the reactor sleeps, polls or is busy.
 #[test]
 fn mailboxes_of_one_reactor_are_each_heard() {

@@ -10,7 +10,7 @@
 //! - [`Carrier::shut_down`] returns when neither carrier nor kernel has anything under way. It blocks, but for no longer than it takes to
 //!   cancel operations of sockets.
 //! - Who waits for nothing sleeps: either side polls for a moment, and then has itself woken by an eventfd.
-#![allow(unsafe_code)] // io_uring on another thread; eventfd(2).
+#![allow(unsafe_code)] // io_uring on another thread.
 
 use super::bell::Sleep;
 use super::beside::without_signals;
@@ -19,7 +19,7 @@ use super::ring::{SPIN, Watched, enter_flags, uring};
 use io_uring::{IoUring, opcode, squeue, types};
 use std::cell::{Cell, RefCell};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -58,29 +58,20 @@ pub(super) struct Carrier {
     operations: Operations,
     orders: mpsc::Sender<Order>,
     results: mpsc::Receiver<(usize, i32)>,
-    /// The carrier's, and the reactor's.
     theirs: Arc<Sleep>,
-    ours: Arc<Sleep>,
     thread: RefCell<Option<JoinHandle<()>>>,
     is_closed: Cell<bool>,
 }
 
 impl Carrier {
-    /// Starts a carrier for a reactor that `bell` wakes.
-    pub fn start(number: usize, bell: Arc<OwnedFd>) -> io::Result<Rc<Self>> {
+    /// Starts a carrier for a reactor that `reactor` wakes.
+    pub fn start(number: usize, reactor: Arc<Sleep>) -> io::Result<Rc<Self>> {
         let (orders, received) = mpsc::channel();
         let (told, results) = mpsc::channel();
-        // SAFETY: no memory is involved.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the kernel just made this descriptor for us.
-        let theirs = Arc::new(Sleep::new(Arc::new(unsafe { OwnedFd::from_raw_fd(fd) })));
-        let ours = Arc::new(Sleep::new(bell));
+        let theirs = Arc::new(Sleep::new()?);
         let (started, is_started) = mpsc::channel();
         let thread = {
-            let (mine, reactor) = (Arc::clone(&theirs), Arc::clone(&ours));
+            let mine = Arc::clone(&theirs);
             let carry = move || {
                 // A ring belongs to the thread that submits to it.
                 let uring = match uring(SUBMISSIONS) {
@@ -102,7 +93,6 @@ impl Carrier {
             orders,
             results,
             theirs,
-            ours,
             thread: RefCell::new(Some(thread)),
             is_closed: Cell::new(false),
         }))
@@ -182,10 +172,6 @@ impl Submitter for Carrier {
 impl Watched for Carrier {
     fn look(&self) -> bool {
         self.take_results()
-    }
-
-    fn sleeps(&self, sleeps: bool) {
-        if sleeps { self.ours.falls_asleep() } else { self.ours.is_awake() }
     }
 }
 

@@ -347,7 +347,7 @@ pub fn carry_sockets(threads: usize) -> io::Result<()> {
     let Events::Uring(ring) = &core.events else { return Ok(()) };
     for _ in 0..threads {
         let number = core.carriers.borrow().len();
-        let carrier = Carrier::start(number, ring.bell()?)?;
+        let carrier = Carrier::start(number, ring.sleep()?)?;
         let watched: Rc<dyn Watched> = Rc::clone(&carrier) as _;
         ring.watch(Rc::downgrade(&watched));
         core.carriers.borrow_mut().push(carrier);

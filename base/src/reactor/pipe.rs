@@ -51,7 +51,7 @@ impl Bell {
     ///
     /// What the system says.
     pub fn of_this_reactor() -> io::Result<OwnedFd> {
-        Core::current_ring().bell()?.try_clone()
+        Core::current_ring().bell()
     }
 
     /// A bell that another reactor gave away.

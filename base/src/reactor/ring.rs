@@ -10,6 +10,7 @@
 //! - Nothing in flight and no timer means blocked in the kernel: idle costs no CPU time.
 #![allow(unsafe_code)] // io_uring: memory shared with the kernel.
 
+use super::bell::{Bells, Sleep, eventfd};
 use super::operations::{Op, Operations, Submitter};
 use super::registered::Tables;
 use io_uring::types::{SubmitArgs, Timespec};
@@ -17,7 +18,7 @@ use io_uring::{EnterFlags, IoUring, opcode, squeue};
 use smallvec::SmallVec;
 use std::cell::{Cell, RefCell};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
@@ -29,8 +30,9 @@ const SUBMISSIONS: u32 = 512;
 const COMPLETIONS: u32 = 8192;
 /// Marks completions that nobody waits for: those of cancellations.
 const NOBODY: u64 = u64::MAX;
-/// Marks that the bell was rung.
+/// Mark that other processes rang, and other threads of this one.
 const BELL: u64 = u64::MAX - 1;
+const THREADS_BELL: u64 = u64::MAX - 2;
 /// How long a wait polls before it sleeps, unless told otherwise. Two threads that answer each
 /// other over loopback do five times as many rounds with it, for half the CPU time each. Polling
 /// yields the core to whoever else wants it.
@@ -45,9 +47,9 @@ static RINGS: AtomicU32 = AtomicU32::new(1);
 pub trait Watched {
     /// Wakes the task that waits for a change that has come; true when it did.
     fn look(&self) -> bool;
-    /// Tells the other side that this reactor is about to sleep, and must be woken by an event (its bell, say), or that
-    /// it is awake. After the first it looks once more.
-    fn sleeps(&self, sleeps: bool);
+    /// Tells another process that this reactor is about to sleep, and must be woken by an event (its bell, say), or that
+    /// it is awake. After the first it looks once more. Other threads know.
+    fn sleeps(&self, _sleeps: bool) {}
 }
 
 /// One io_uring and the operations it holds.
@@ -64,8 +66,12 @@ pub(super) struct Ring {
     /// Waits to sit out before spinning is tried again, and how many the next failure costs.
     spin_pause: Cell<(u32, u32)>,
     watched: RefCell<Vec<Weak<dyn Watched>>>,
-    /// Rung by others when they have changed what is watched and this reactor sleeps.
-    bell: RefCell<Option<Arc<OwnedFd>>>,
+    /// Rung by other processes when they have changed what is watched and this reactor sleeps.
+    bell: RefCell<Option<OwnedFd>>,
+    /// Ended by other threads. Not by the bell, which whoever has it can fill, so that it does not ring any more.
+    sleep: RefCell<Option<Arc<Sleep>>>,
+    /// What these threads ring, if any do.
+    bells: RefCell<Weak<Bells>>,
 }
 
 /// An io_uring for the thread that calls.
@@ -123,6 +129,8 @@ impl Ring {
             spin_pause: Cell::new((0, 1)),
             watched: RefCell::default(),
             bell: RefCell::default(),
+            sleep: RefCell::default(),
+            bells: RefCell::default(),
         })
     }
 
@@ -131,30 +139,49 @@ impl Ring {
         self.watched.borrow_mut().push(watched);
     }
 
-    /// Rung, it wakes this reactor. It can fail the first time only.
-    pub(super) fn bell(&self) -> io::Result<Arc<OwnedFd>> {
-        let mut bell = self.bell.borrow_mut();
-        if let Some(bell) = &*bell {
-            return Ok(Arc::clone(bell));
+    /// For other processes: rung, it wakes this reactor.
+    pub(super) fn bell(&self) -> io::Result<OwnedFd> {
+        if self.bell.borrow().is_none() {
+            *self.bell.borrow_mut() = Some(eventfd()?);
+            self.listen(BELL);
         }
-        // SAFETY: no memory is involved.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the kernel just made this descriptor for us.
-        let eventfd = Arc::new(unsafe { OwnedFd::from_raw_fd(fd) });
-        self.listen(&eventfd);
-        *bell = Some(Arc::clone(&eventfd));
-        Ok(eventfd)
+        self.bell.borrow().as_ref().expect("just made").try_clone()
     }
 
-    /// Every ring is an event of its own, so nothing need be read from the bell.
-    fn listen(&self, bell: &OwnedFd) {
-        let fd = io_uring::types::Fd(bell.as_raw_fd());
+    /// For other threads of this process. It can fail the first time only.
+    pub(super) fn sleep(&self) -> io::Result<Arc<Sleep>> {
+        if let Some(sleep) = &*self.sleep.borrow() {
+            return Ok(Arc::clone(sleep));
+        }
+        let sleep = Arc::new(Sleep::new()?);
+        *self.sleep.borrow_mut() = Some(Arc::clone(&sleep));
+        self.listen(THREADS_BELL);
+        Ok(sleep)
+    }
+
+    /// Those for other threads. It can fail the first time only.
+    pub(super) fn bells(&self) -> io::Result<Rc<Bells>> {
+        if let Some(bells) = self.bells.borrow().upgrade() {
+            return Ok(bells);
+        }
+        let bells = Rc::new(Bells::new(self.sleep()?));
+        let watched: Weak<Bells> = Rc::downgrade(&bells);
+        *self.bells.borrow_mut() = Weak::clone(&watched);
+        self.watch(watched);
+        Ok(bells)
+    }
+
+    /// Polls the eventfd of `mark` for as long as the kernel does. Every ring is an event of its own, so nothing need be read from it.
+    fn listen(&self, mark: u64) {
+        let fd = match mark {
+            BELL => self.bell.borrow().as_ref().map(AsRawFd::as_raw_fd),
+            _ => self.sleep.borrow().as_ref().map(|sleep| sleep.eventfd().as_raw_fd()),
+        };
+        // It may look at what has completed meanwhile, and so come here again: nothing is borrowed.
+        let fd = io_uring::types::Fd(fd.expect("it is kept from then on"));
         let poll = opcode::PollAdd::new(fd, libc::POLLIN as u32).multi(true).build();
         // SAFETY: the entry points nowhere; the poll itself holds the eventfd.
-        unsafe { self.push(&poll.user_data(BELL)) };
+        unsafe { self.push(&poll.user_data(mark)) };
     }
 
     /// Looks at what is watched; true when that woke a task.
@@ -171,6 +198,9 @@ impl Ring {
     fn tell_sleep(&self, sleeps: bool) {
         for watched in self.watched.borrow().iter().filter_map(Weak::upgrade) {
             watched.sleeps(sleeps);
+        }
+        if let Some(sleep) = &*self.sleep.borrow() {
+            if sleeps { sleep.falls_asleep() } else { sleep.is_awake() }
         }
     }
 
@@ -344,10 +374,10 @@ impl Ring {
                 return;
             }
             for (user_data, result, flags) in batch {
-                if user_data == BELL {
-                    let is_over = !io_uring::cqueue::more(flags) && !self.closed.get();
-                    if let Some(bell) = self.bell.borrow().as_ref().filter(|_| is_over) {
-                        self.listen(bell);
+                if matches!(user_data, BELL | THREADS_BELL) {
+                    // The kernel ends a poll when it has no room to tell of more.
+                    if !io_uring::cqueue::more(flags) && !self.closed.get() {
+                        self.listen(user_data);
                     }
                 } else if user_data != NOBODY {
                     self.operations.complete(user_data as usize, result);
