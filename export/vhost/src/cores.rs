@@ -11,7 +11,7 @@
 
 use crate::memory::Memory;
 use crate::queue::{Queue, Running, Signals};
-use crate::request::{Client, FarClient};
+use crate::request::{Client, FarClient, Rooms};
 use crate::ring::{Ring, Shape};
 use crate::served::Source;
 use crate::signal::Kick;
@@ -80,6 +80,10 @@ impl RingCores {
         Ok((!cores.is_empty()).then(|| Rc::new(Self { cores })))
     }
 
+    pub(crate) fn count(&self) -> usize {
+        self.cores.len()
+    }
+
     /// The one with the fewest queues.
     pub(crate) fn idlest(&self) -> Rc<Core> {
         let idlest = self.cores.iter().min_by_key(|core| core.queues.get());
@@ -130,7 +134,7 @@ impl Core {
         self.next.set(number + 1);
         self.queues.set(self.queues.get() + 1);
         self.order(Order::Begin(number, Box::new(begin)));
-        FarQueue { core: self, number, kick: RefCell::default(), has_ended: false }
+        FarQueue { core: self, number, kick: RefCell::default(), has_ended: false, leaving: None }
     }
 }
 
@@ -152,6 +156,8 @@ pub(crate) struct FarQueue {
     kick: RefCell<Option<Rc<Kick>>>,
     /// Nothing is taken from its ring any more, and all that was is answered.
     has_ended: bool,
+    /// It is told to drop the queue, and says here when it has.
+    leaving: Option<mpsc::Receiver<()>>,
 }
 
 impl FarQueue {
@@ -191,6 +197,15 @@ impl FarQueue {
         }
     }
 
+    /// Begins to leave the client where it stands; who drops several of these has all cores do so at once.
+    pub(crate) fn leave(&mut self) {
+        if self.leaving.is_none() {
+            let (tell, told) = mpsc::channel();
+            self.core.order(Order::Leave(self.number, tell));
+            self.leaving = Some(told);
+        }
+    }
+
     /// Stops taking requests, and returns when those that were taken are answered: where the ring stands.
     pub(crate) async fn end(mut self) -> u32 {
         let (tell, mut told) = channel();
@@ -208,11 +223,10 @@ fn channel<T: Send>() -> (mailbox::Sender<T>, mailbox::Mailbox<T>) {
 
 impl Drop for FarQueue {
     fn drop(&mut self) {
-        let (tell, told) = mpsc::channel();
-        self.core.order(Order::Leave(self.number, tell));
-        if !self.has_ended {
+        self.leave();
+        if let Some(left) = self.leaving.take().filter(|_| !self.has_ended) {
             // Not for what is asked of volumes, whose reactor this is, but for a task to be dropped: behind what that core is at just now.
-            let _ = told.recv();
+            let _ = left.recv();
         }
         self.core.queues.set(self.core.queues.get() - 1);
     }
@@ -230,10 +244,11 @@ struct Held {
 /// The thread's own side.
 async fn follow(mut ordered: mailbox::Mailbox<Order>) {
     let mut held: HashMap<u64, Held> = HashMap::new();
+    let mut rooms = Rooms::default();
     while let Some(order) = ordered.recv().await {
         match order {
             Order::Begin(number, begin) => {
-                held.insert(number, Held::begin(*begin).await);
+                held.insert(number, Held::begin(*begin, &mut rooms).await);
             }
             Order::Change(number, change) => {
                 if let Some(held) = held.get(&number) {
@@ -256,11 +271,11 @@ async fn follow(mut ordered: mailbox::Mailbox<Order>) {
 }
 
 impl Held {
-    async fn begin(begin: Begin) -> Self {
+    async fn begin(begin: Begin, rooms: &mut Rooms) -> Self {
         let Begin { client, source, ring, memory } = begin;
-        let group = reactor::current_group().child();
+        let (group, room) = (reactor::current_group().child(), client.room(rooms));
         let begun = reactor::spawn_in(&group, async move {
-            Queue::run(Rc::new(client.here()), source, ring, memory)
+            Queue::run(Rc::new(client.here(room)), source, ring, memory)
         });
         let running = begun.await.expect("nobody kills it, and it waits for nothing");
         Self { queue: Rc::clone(&running.queue), running: Some(running), group }

@@ -15,6 +15,15 @@ pub(crate) enum Placed<S> {
     There(FarQueue),
 }
 
+impl<S> Placed<S> {
+    /// Begins to leave the client where it stands, which dropping this completes.
+    pub(crate) fn leave(&mut self) {
+        if let Self::There(queue) = self {
+            queue.leave();
+        }
+    }
+}
+
 impl<S: Served> Placed<S> {
     pub(crate) fn set_memory(&self, memory: &Arc<Memory>, shape: &Shape) {
         match self {

@@ -16,8 +16,9 @@ use levada_base::reactor;
 use levada_base::sync::Semaphore;
 use levada_device::{BlockError, Durability};
 use levada_volume::{FarVolume, KnownSize, Volume, VolumeError, Way, Zeroing};
+use std::collections::HashMap;
 use std::io;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use virtio_bindings::virtio_blk as blk;
@@ -29,12 +30,12 @@ const RANGE_BYTES: u64 = 16;
 /// Of a serial number, padded with zeroes.
 pub(crate) const SERIAL_BYTES: usize = blk::VIRTIO_BLK_ID_BYTES as usize;
 
-/// What requests of a client share, those of all queues or of one that is elsewhere.
+/// What requests of a client share, those of all queues or of one that is elsewhere. Whoever holds its room holds this.
 pub(crate) struct Client<V: ?Sized> {
     pub volume: Rc<V>,
     pub serial: [u8; SERIAL_BYTES],
     pub features: Agreed,
-    /// Bytes that may still be taken for data in flight.
+    /// Bytes that may still be taken for data in flight, where this is.
     pub room: Rc<Semaphore>,
     pub elsewhere: Option<Elsewhere>,
 }
@@ -57,7 +58,7 @@ impl Agreed {
 pub(crate) struct Elsewhere {
     cores: Rc<RingCores>,
     size: KnownSize,
-    /// For each of them.
+    /// Data in flight for each of the cores that they can be on.
     room_bytes: u64,
     /// All that is not taken by who serves the volume to one.
     ways: Rc<Semaphore>,
@@ -70,9 +71,11 @@ impl Elsewhere {
     pub(crate) fn new(
         cores: Rc<RingCores>,
         volume: &(impl Volume + ?Sized),
-        room_bytes: u64,
+        queues: u16,
+        bytes_in_flight_max: u64,
     ) -> Self {
-        let room_bytes = room_bytes.max(PIECE_BYTES);
+        let share = cores.count().min(queues.into()).max(1) as u64;
+        let room_bytes = (bytes_in_flight_max / share).max(PIECE_BYTES);
         Self { cores, size: KnownSize::of(volume), room_bytes, ways: Semaphore::new(WAYS_MAX) }
     }
 }
@@ -86,11 +89,32 @@ pub(crate) struct FarClient {
 }
 
 impl FarClient {
+    /// Its room there.
+    pub(crate) fn room(&self, rooms: &mut Rooms) -> Rc<Semaphore> {
+        rooms.of(&self.features, self.room_bytes)
+    }
+
     /// The client there.
-    pub(crate) fn here(self) -> Client<FarVolume> {
-        let Self { way, serial, features, room_bytes } = self;
+    pub(crate) fn here(self, room: Rc<Semaphore>) -> Client<FarVolume> {
+        let Self { way, serial, features, .. } = self;
         let volume = Rc::new(FarVolume::new(way));
-        Client { volume, serial, features, room: Semaphore::new(room_bytes), elsewhere: None }
+        Client { volume, serial, features, room, elsewhere: None }
+    }
+}
+
+/// The room of each client that has queues on a core: they share it. By what the client has agreed to, which is its own as long as it has one.
+#[derive(Default)]
+pub(crate) struct Rooms(HashMap<*const AtomicU64, Weak<Semaphore>>);
+
+impl Rooms {
+    fn of(&mut self, client: &Agreed, bytes: u64) -> Rc<Semaphore> {
+        self.0.retain(|_, room| room.strong_count() > 0);
+        let client = Arc::as_ptr(&client.0);
+        self.0.get(&client).and_then(Weak::upgrade).unwrap_or_else(|| {
+            let room = Semaphore::new(bytes);
+            self.0.insert(client, Rc::downgrade(&room));
+            room
+        })
     }
 }
 
@@ -376,4 +400,20 @@ fn ranges<V: Volume + ?Sized>(
         ranges.push(Range { at: place(client, sector, bytes)?, bytes, flags });
     }
     Ok(ranges)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queues_of_a_client_share_its_room_and_no_other_does() {
+        let (mut rooms, [one, other]) = (Rooms::default(), [Agreed::default(), Agreed::default()]);
+        let of_one = rooms.of(&one, 10);
+        let _taken = of_one.try_acquire(10).expect("free");
+        assert!(rooms.of(&one, 10).try_acquire(1).is_none());
+        assert!(rooms.of(&other, 10).try_acquire(10).is_some());
+        let _again = rooms.of(&one, 10);
+        assert_eq!(rooms.0.len(), 1, "nothing is left of who has gone, once somebody comes");
+    }
 }

@@ -21,7 +21,7 @@ pub struct Options {
     pub serial: String,
     /// Queues that a guest may use, at most 256.
     pub queues: u16,
-    /// Data of the client that is on its way at once, at least 4 MiB.
+    /// Data of the client that is on its way at once, at least 4 MiB; divided evenly among `cores`.
     pub bytes_in_flight_max: u64,
     /// Who serves the queues, each on one of these cores; `None`: who listens does.
     pub cores: Option<Rc<RingCores>>,
@@ -96,10 +96,9 @@ fn client_of<V: Volume + ?Sized>(volume: Rc<V>, options: &Options) -> Client<V> 
     for (to, from) in serial.iter_mut().zip(options.serial.bytes()) {
         *to = from;
     }
-    let elsewhere = options.cores.clone().map(|cores| {
-        let room_bytes = options.bytes_in_flight_max / u64::from(options.queues.max(1));
-        Elsewhere::new(cores, &*volume, room_bytes)
-    });
-    let room = Semaphore::new(options.bytes_in_flight_max.max(4 << 20));
+    let (queues, bytes) = (options.queues, options.bytes_in_flight_max);
+    let cores = options.cores.clone();
+    let elsewhere = cores.map(|cores| Elsewhere::new(cores, &*volume, queues, bytes));
+    let room = Semaphore::new(bytes.max(4 << 20));
     Client { volume, serial, features: Agreed::default(), room, elsewhere }
 }

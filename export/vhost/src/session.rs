@@ -61,11 +61,14 @@ impl<S: Served> Session<S> {
         self.hang_up();
         self.served.gone();
         self.drain_strangers().await;
-        let queues: Vec<_> = self.queues.borrow_mut().iter_mut().filter_map(Option::take).collect();
         // None takes anything more while others end.
-        queues.iter().for_each(|queue| queue.set_enabled(false));
-        for queue in queues {
-            queue.end().await;
+        self.queues.borrow().iter().flatten().for_each(|queue| queue.set_enabled(false));
+        let count = self.queues.borrow().len();
+        for number in 0..count {
+            let queue = self.queues.borrow_mut()[number].take();
+            if let Some(queue) = queue {
+                queue.end().await;
+            }
         }
         self.served.left().await;
         if let Err(error) = ended {
@@ -288,6 +291,12 @@ impl<S: Served> Session<S> {
         }
         (ring.kick, ring.call, ring.err) = (None, None, None);
         ring.base
+    }
+}
+
+impl<S> Drop for Session<S> {
+    fn drop(&mut self) {
+        self.queues.get_mut().iter_mut().flatten().for_each(Placed::leave);
     }
 }
 
