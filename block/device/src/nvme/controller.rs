@@ -86,6 +86,11 @@ pub enum ConnectError {
     SecureChannelRequired,
     #[error(transparent)]
     NotAuthenticated(#[from] NotAuthenticated),
+    /// Linux's target ends the connection of a host that it does not believe, at times before its answer has left.
+    #[error(
+        "the target hangs up on the proof of who the host is ({why}): it may know another secret of it (host=NQN, keys=FILE)"
+    )]
+    HungUpOnProof { why: String },
     #[error("the controller has failed, or does not become ready")]
     NotReady,
     #[error("the target answers for subsystem {found}")]

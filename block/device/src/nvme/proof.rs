@@ -62,8 +62,14 @@ impl<S: ByteStream + 'static> Admin<'_, S> {
         let challenge = self.hear().await?;
         let reply = prover.reply(&challenge, &mut reactor::fill_random);
         let reply = self.or_failure(&prover, reply).await?;
-        self.say(reply).await?;
-        let success = self.hear().await?;
+        let success = async {
+            self.say(reply).await?;
+            self.hear().await
+        };
+        let success = success.await.map_err(|error| match error {
+            ConnectError::Ended { why } => ConnectError::HungUpOnProof { why },
+            error => error,
+        })?;
         let last = prover.confirm(&success);
         match self.or_failure(&prover, last).await? {
             Some(last) => self.say(last).await,

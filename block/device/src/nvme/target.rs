@@ -71,6 +71,8 @@ pub struct Target {
     pub admitted: Option<Nqn>,
     /// What hosts have to prove.
     pub secrets: Option<Secrets>,
+    /// Whom it does not believe it does not tell, but ends the connection.
+    pub hangs_up_on_the_unproven: Cell<bool>,
     /// On others it proves who it is, if it is asked.
     pub asks_on_the_admin_queue_only: bool,
     /// By which it proves itself on the others, if they are not the same.
@@ -150,6 +152,7 @@ pub struct Target {
 #[derive(Clone)]
 struct From {
     address: SocketAddr,
+    wire: MemoryStream,
     outbox: Rc<Outbox>,
     framing: Framing,
     host: Rc<Cell<[u8; 16]>>,
@@ -205,6 +208,7 @@ impl Target {
             limits: CommandLimits::default(),
             admitted: None,
             secrets: None,
+            hangs_up_on_the_unproven: Cell::default(),
             asks_on_the_admin_queue_only: false,
             other_secrets: None,
             proven: Cell::new(0),
@@ -325,7 +329,7 @@ impl Target {
             let _ = sending.run(&to).await;
         });
         let mut inbox = Inbox::new(wire.clone());
-        let _ = self.converse(&mut inbox, &outbox, address).await;
+        let _ = self.converse(&mut inbox, &wire, &outbox, address).await;
         outbox.close();
         self.listeners.borrow_mut().retain(|listener| !Rc::ptr_eq(&listener.outbox, &outbox));
         wire.close().await;
@@ -334,6 +338,7 @@ impl Target {
     async fn converse(
         self: &Rc<Self>,
         inbox: &mut Inbox<MemoryStream>,
+        wire: &MemoryStream,
         outbox: &Rc<Outbox>,
         address: SocketAddr,
     ) -> Option<()> {
@@ -347,6 +352,7 @@ impl Target {
         let listener = Listener::new(outbox, framing);
         let from = From {
             address,
+            wire: wire.clone(),
             outbox: Rc::clone(outbox),
             framing,
             listener,
@@ -561,6 +567,12 @@ impl Target {
                 FabricsType::AuthenticationReceive => {
                     let mut verifier = from.verifier.borrow_mut();
                     let mut message = verifier.as_mut()?.send(&mut reactor::fill_random);
+                    // AUTH_Failure1 (NVM Express Base Specification, authentication message identifiers).
+                    if self.hangs_up_on_the_unproven.get() && message.get(1) == Some(&0xf1) {
+                        let wire = from.wire.clone();
+                        reactor::spawn(async move { wire.close().await });
+                        return None;
+                    }
                     message.resize(AuthenticationTransfer::of(command).bytes as usize, 0);
                     shows(message)
                 }

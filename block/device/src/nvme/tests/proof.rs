@@ -67,13 +67,16 @@ fn every_queue_of_every_path_proves_who_the_host_is() {
 fn who_is_not_believed_says_why_on_either_side() {
     run(2, async {
         let secrets = Secrets { host: secret(1), controller: Some(secret(2)) };
-        let (net, _target) = asking(Some(secrets));
+        let (net, target) = asking(Some(secrets));
         let why = refused(&net, options()).await;
         assert!(why.contains("host=NQN, keys=FILE"), "{why}");
         let why = refused(&net, knowing(7, None)).await;
         assert!(why.contains("it does not know the secret"), "{why}");
         let why = refused(&net, knowing(1, Some(7))).await;
         assert!(why.contains("does not prove that it knows its secret"), "{why}");
+        target.hangs_up_on_the_unproven.set(true);
+        let why = refused(&net, knowing(7, None)).await;
+        assert!(why.contains("hangs up on the proof") && why.contains("keys=FILE"), "{why}");
         // A target that asks nothing may be anybody.
         let (net, _target) = asking(None);
         let why = refused(&net, knowing(1, Some(2))).await;
