@@ -23,7 +23,7 @@ pub(super) struct Sleep {
     eventfd: OwnedFd,
 }
 
-/// An eventfd that nobody waits for who writes to it.
+/// An eventfd to which one can write without waiting, by another thread or another process.
 pub(super) fn eventfd() -> io::Result<OwnedFd> {
     // SAFETY: no memory is involved.
     let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };

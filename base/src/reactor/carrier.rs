@@ -58,6 +58,7 @@ pub(super) struct Carrier {
     operations: Operations,
     orders: mpsc::Sender<Order>,
     results: mpsc::Receiver<(usize, i32)>,
+    /// That of its thread.
     theirs: Arc<Sleep>,
     thread: RefCell<Option<JoinHandle<()>>>,
     is_closed: Cell<bool>,
